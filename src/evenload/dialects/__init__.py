@@ -1,0 +1,1 @@
+"""Read and write the settings files that people already have."""

@@ -1,0 +1,14 @@
+"""What is trained: an ordered list of layers with sizes."""
+
+from evenload.model.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Model,
+    Split,
+    Tensor,
+)
+
+__all__ = ["Attention", "Experts", "FeedForward", "LatentAttention", "Layer", "Model", "Split", "Tensor"]

@@ -1,0 +1,1 @@
+"""Who holds which layer, what is recomputed, in which order it runs."""

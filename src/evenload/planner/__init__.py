@@ -1,0 +1,1 @@
+"""The layout and recomputation that are fastest under a memory limit."""

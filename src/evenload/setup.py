@@ -1,0 +1,123 @@
+"""The `Setup` value: how a model is trained, before any choice of layout or recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from evenload.errors import EvenloadError
+from evenload.model import Attention, Experts, LatentAttention, Model
+
+DType = Literal["fp32", "bf16", "fp16", "fp8"]
+WIDTH: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of one element."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Parallel degrees, sizes, types and hardware of a training run."""
+
+    pp: int = 1
+    """Pipeline stages (ranks along the pipeline)."""
+    interleave: int = 1
+    """Chunks (virtual stages) per pipeline rank."""
+    tp: int = 1
+    """Tensor-parallel degree."""
+    sequence_parallel: bool = False
+    """Activations between tensor-parallel regions are divided along the sequence by `tp`."""
+    cp: int = 1
+    """Context-parallel degree: divides the sequence."""
+    dp: int = 1
+    """Data-parallel degree (replicas), not counting `cp`."""
+    ep: int = 1
+    """Expert-parallel degree; must divide dp * cp * tp."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage: what is divided over dp * cp: 1 optimizer states, 2 gradients too, 3 parameters too."""
+    micro_batch: int = 1
+    """Sequences in one micro-batch on one data-parallel replica."""
+    micro_batches: int = 1
+    """Micro-batches per step and replica."""
+    seq: int = 4096
+    """Tokens per sequence."""
+    dtype: DType = "bf16"
+    """Type of parameters in forward and of activations."""
+    grad_dtype: DType | None = None
+    """Type in which gradients are accumulated; None: that of the parameters."""
+    master_weights: bool = False
+    """The optimizer holds an fp32 copy of every parameter (mixed precision)."""
+    optimizer: Literal["adamw", "sgd", "none"] = "adamw"
+    optimizer_dtype: DType = "fp32"
+    """Type of the optimizer's moments."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """`sdpa`: fused kernel that keeps no score matrix; `eager`: matmul, softmax, matmul."""
+    backend: Literal["torch", "megatron", "mindspore"] = "torch"
+    """Whose operators run: decides what is kept for backward."""
+    schedule: str = "1f1b"
+    """Name of the pipeline schedule, see `evenload.plan.schedule`."""
+    hardware: str = "h100"
+    """Name of a hardware preset, see `evenload.profile.hardware`."""
+
+    def __post_init__(self) -> None:
+        for name in ("pp", "interleave", "tp", "cp", "dp", "ep", "micro_batch", "micro_batches", "seq"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
+            if value > 2**24:
+                raise EvenloadError(f"{name} is {value}, which no run has", where=f"$.{name}", fix="check the number")
+        if self.sequence_parallel and self.tp == 1:
+            object.__setattr__(self, "sequence_parallel", False)  # nothing to divide by
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole run: pp * tp * cp * dp."""
+        return self.pp * self.tp * self.cp * self.dp
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the whole pipeline: pp * interleave."""
+        return self.pp * self.interleave
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on one rank, after context parallelism."""
+        return self.micro_batch * self.seq // self.cp
+
+
+def check_setup(model: Model, setup: Setup) -> None:
+    """Raise if the degrees do not divide what they must divide.
+
+    Raises:
+        EvenloadError: with the degree, the size it must divide, and the nearest legal values.
+    """
+    for layer in model.kinds():
+        if isinstance(layer.attention, Attention | LatentAttention):
+            _divides("tp", setup.tp, layer.attention.heads, f"attention heads of a {layer.kind} layer")
+        if isinstance(layer.feed_forward, Experts):
+            _divides("ep", setup.ep, layer.feed_forward.experts, f"experts of a {layer.kind} layer")
+            _divides("tp", setup.tp, layer.feed_forward.intermediate * setup.ep, "expert width times ep")
+        elif layer.feed_forward is not None:
+            _divides("tp", setup.tp, layer.feed_forward.intermediate, f"feed-forward width of a {layer.kind} layer")
+    if setup.ep > 1 and not any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
+        raise EvenloadError(f"ep is {setup.ep}, but {model.name} has no experts", where="$.ep", fix="leave ep at 1")
+    _divides("ep", setup.ep, setup.dp * setup.cp * setup.tp, "dp * cp * tp")
+    _divides("cp", setup.cp, setup.seq, "sequence length")
+    if setup.sequence_parallel:
+        _divides("tp", setup.tp, setup.seq // setup.cp, "sequence length after cp (sequence parallel)")
+    if setup.chunks > max(1, len(model.blocks)):
+        raise EvenloadError(
+            f"pp {setup.pp} x interleave {setup.interleave} needs {setup.chunks} chunks, "
+            f"but {model.name} has {len(model.blocks)} layers",
+            where="$.pp",
+            fix="lower pp or interleave",
+        )
+
+
+def _divides(name: str, degree: int, size: int, what: str) -> None:
+    if size % degree:
+        legal = [d for d in range(1, size + 1) if size % d == 0]
+        near = sorted(sorted(legal, key=lambda d: abs(d - degree))[:3])
+        raise EvenloadError(
+            f"{name} {degree} does not divide {size} ({what})",
+            where=f"$.{name}",
+            fix=f"use one of {', '.join(map(str, near))}",
+        )

@@ -1,0 +1,1 @@
+"""Actions and segments to times and memory curves: the one composer."""
