@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from evenload.plan.operators import Graph
-from evenload.plan.policy import LayerPolicy
+from evenload.plan.policy import LayerPolicy, Recompute
 
 Origin = Literal["exact", "modelled", "given", "traced", "measured"]
 """How a number came about."""
@@ -84,6 +84,8 @@ class LayerProfile:
     """Cost under a policy; cached by the maker."""
     graph: Graph | None = None
     """The operators, where the profile knows them."""
+    choices: tuple[Recompute, ...] = tuple(Recompute)
+    """Recompute choices that this kind has a cost for; a given table may lack some."""
 
     @property
     def static(self) -> float:
