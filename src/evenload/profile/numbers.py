@@ -1,0 +1,119 @@
+"""Read numbers out of parsed JSON or YAML: every mistake is an error with the `$.path` of the value."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from evenload.errors import EvenloadError
+
+MOST: Final = 1e18
+"""No time, size or rate of a real run is above this, in any unit that people use."""
+
+
+def read_data(path: Path) -> object:
+    """Parse a JSON or YAML file.
+
+    Raises:
+        EvenloadError: the file cannot be read, is empty or malformed; with line and column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise EvenloadError("the file is not UTF-8 text", where=str(path)) from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise EvenloadError(f"cannot read the file: {reason}", where=str(path), fix="check the path") from None
+    if not text.strip():
+        raise EvenloadError("the file is empty", where=str(path))
+    return _parse_yaml(text, path) if path.suffix in {".yaml", ".yml"} else _parse_json(text, path)
+
+
+def _parse_json(text: str, path: Path) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}:{error.colno}"
+        raise EvenloadError(f"this is not JSON: {error.msg.lower()}", where=where) from None
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        raise EvenloadError(f"this JSON cannot be read: {error}", where=str(path)) from None
+
+
+def _parse_yaml(text: str, path: Path) -> object:
+    from ruamel.yaml import YAML  # noqa: PLC0415  # only YAML files pay for it
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
+
+    try:
+        loader: Any = YAML(typ="safe", pure=True)
+        return loader.load(text)
+    except MarkedYAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise EvenloadError(f"this is not YAML: {problem}", where=where) from None
+    except YAMLError as error:
+        raise EvenloadError(f"this is not YAML: {error}", where=str(path)) from None
+
+
+def entry(value: object, path: str) -> dict[str, Any]:
+    """The value, which must be an object (a mapping with string keys)."""
+    if not isinstance(value, Mapping):
+        raise EvenloadError(f"this should be an object, not {_named(value)}", where=path)
+    return {str(key): item for key, item in cast("Mapping[object, object]", value).items()}
+
+
+def listed(value: object, path: str) -> list[object]:
+    """The value, which must be a list."""
+    if not isinstance(value, list):
+        raise EvenloadError(f"this should be a list, not {_named(value)}", where=path)
+    return list(cast("list[object]", value))
+
+
+def number(
+    item: Mapping[str, Any], keys: Sequence[str], path: str, *, default: float | None = None, most: float = MOST
+) -> float:
+    """The number under the first of `keys` that is there; `null` counts as not there.
+
+    Raises:
+        EvenloadError: no such key and no default, no number, negative, not finite, or above `most`.
+    """
+    for key in keys:
+        value = item.get(key)
+        if value is None:
+            continue
+        where = f"{path}.{key}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise EvenloadError(f"{key} should be a number, not {_named(value)}", where=where)
+        if value != value or abs(value) == math.inf:  # noqa: PLR0124  # NaN
+            raise EvenloadError(f"{key} is {value}", where=where, fix="give a finite number")
+        if value < 0:
+            raise EvenloadError(f"{key} is negative: {value}", where=where, fix="give a number of at least 0")
+        if value > most:
+            raise EvenloadError(f"{key} is above {most:.3g}", where=where, fix="check the number and its unit")
+        return float(value)
+    if default is None:
+        raise EvenloadError(f"{keys[0]!r} is missing", where=path, fix=f"add a number {keys[0]!r}")
+    return default
+
+
+def count(
+    item: Mapping[str, Any], keys: Sequence[str], path: str, *, default: int | None = None, most: int = 2**31
+) -> int:
+    """As `number`, but whole."""
+    value = number(item, keys, path, default=default, most=most)
+    if value != int(value):
+        key = next(key for key in keys if item.get(key) is not None)
+        raise EvenloadError(f"{key} is {value}, not a whole number", where=f"{path}.{key}")
+    return int(value)
+
+
+def _named(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"the text {value[:40]!r}"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
