@@ -1,0 +1,5 @@
+"""`python -m evenload`."""
+
+from evenload.cli.main import main
+
+raise SystemExit(main())

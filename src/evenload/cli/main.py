@@ -1,0 +1,110 @@
+"""The door: finds the verb, runs it, turns errors into a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+
+from evenload._version import __version__
+from evenload.errors import EvenloadError
+
+VERBS: Final[dict[str, str]] = {}
+"""Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""
+
+BROKEN_PIPE: Final = 141
+"""Exit code when the reader of our output went away: what a program killed by SIGPIPE shows."""
+INTERRUPTED: Final = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the words after the program's name; None takes them from the process.
+
+    Returns:
+        The exit code: 0 yes, 1 answered "no", 2 wrong input, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # a terminal without UTF-8 still gets the answer
+    stdout = sys.stdout
+    try:
+        code = _run(words)
+        stdout.flush()  # a broken pipe shows here, not in the interpreter's last breath
+    except EvenloadError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at its end; give it somewhere to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        sys.stdout = stdout
+        code = BROKEN_PIPE
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    try:
+        _app(words)(args=words, prog_name="evenload")
+    except SystemExit as done:
+        if isinstance(done.__context__, BrokenPipeError):  # Typer and rich turn it into exit code 1, which says "no"
+            raise done.__context__ from None
+        return done.code if isinstance(done.code, int) else 0
+    return 0
+
+
+def _app(words: Sequence[str]) -> typer.Typer:
+    """The Typer application with the verb that is asked for, or with all of them for `--help` and mistakes."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_evenload)
+    asked = words[0] if words and words[0] in VERBS else None
+    for verb, target in VERBS.items():
+        if asked in (None, verb):
+            app.command(verb)(_load(target))
+    return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"evenload {__version__}")
+        raise typer.Exit
+
+
+def _evenload(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Fit, balance and plan the memory of large-model training."""
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """The function behind a verb; Ctrl-C in it gets its word before Typer takes it."""
+    module, name = target.split(":")
+    function = getattr(import_module(module), name)
+
+    @wraps(function)
+    def verb(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return verb

@@ -1,0 +1,91 @@
+"""The door: exit codes, streams, and no traceback."""
+
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from evenload import __version__
+from evenload.cli import main as door
+from evenload.cli.main import main
+from evenload.errors import ANSWER_NO, EvenloadError
+
+
+@pytest.fixture
+def verb(monkeypatch):
+    """Adds one verb named `try` that runs a given function."""
+
+    def add(function):
+        monkeypatch.setitem(sys.modules, "a_verb_for_the_test", SimpleNamespace(run=function))
+        monkeypatch.setattr(door, "VERBS", {"try": "a_verb_for_the_test:run"})
+
+    return add
+
+
+def test_the_version_is_the_answer(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"evenload {__version__}\n"
+
+
+def test_an_unknown_verb_is_a_wrong_input(capsys):
+    assert main(["nonsense"]) == 2
+    assert "No such command" in capsys.readouterr().err
+
+
+def test_the_modules_behind_all_verbs_load(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in door.VERBS)
+
+
+def test_an_error_is_a_message_on_stderr_and_its_exit_code(capsys, verb):
+    def fail(code: int):
+        raise EvenloadError("it is wrong", where="a.yaml:1:2", fix="mend it", exit_code=code)
+
+    verb(fail)
+    assert main(["try", "2"]) == 2
+    assert capsys.readouterr() == ("", "error: a.yaml:1:2: it is wrong\n  fix: mend it\n")
+    assert main(["try", str(ANSWER_NO)]) == ANSWER_NO
+
+
+def test_wrong_usage_exits_2(capsys, verb):
+    verb(lambda: None)
+    assert main(["try", "--nonsense"]) == 2
+    assert main(["try", "extra"]) == 2
+    assert main(["try"]) == 0
+
+
+def test_control_c_exits_130_without_a_traceback(capsys, verb):
+    def slow():
+        raise KeyboardInterrupt
+
+    verb(slow)
+    assert main(["try"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback():
+    program = [sys.executable, "-m", "evenload", "--help"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == door.BROKEN_PIPE
+
+
+def test_no_verb_needs_torch():
+    code = (
+        "import sys; from evenload.cli.main import main; main(['--help']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'plotly')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_starting_is_quick():
+    def once() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "evenload", "--version"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(3)) < 0.5
