@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,8 @@ class Setup:
     """Data-parallel degree (replicas), not counting `cp`."""
     ep: int = 1
     """Expert-parallel degree; must divide dp * cp * tp."""
+    etp: int | None = None
+    """Tensor-parallel degree inside one routed expert; None: `tp`, or less where `ep` needs the ranks."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage: what is divided over dp * cp: 1 optimizer states, 2 gradients too, 3 parameters too."""
     micro_batch: int = 1
@@ -58,8 +61,10 @@ class Setup:
     """Name of a hardware preset, see `evenload.profile.hardware`."""
 
     def __post_init__(self) -> None:
-        for name in ("pp", "interleave", "tp", "cp", "dp", "ep", "micro_batch", "micro_batches", "seq"):
+        for name in ("pp", "interleave", "tp", "cp", "dp", "ep", "etp", "micro_batch", "micro_batches", "seq"):
             value = getattr(self, name)
+            if name == "etp" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
             if value > 2**24:
@@ -78,6 +83,24 @@ class Setup:
         return self.pp * self.interleave
 
     @property
+    def expert_tp(self) -> int:
+        """Ranks that divide one routed expert."""
+        return self.etp if self.etp is not None else math.gcd(self.tp, self.tp * self.cp * self.dp // self.ep)
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks of a stage that hold the same routed experts: tp * cp * dp / (ep * expert_tp)."""
+        return max(1, self.tp * self.cp * self.dp // (self.ep * self.expert_tp))
+
+    def vocabulary_rows(self, vocabulary: int) -> int:
+        """Rows of the embedding or head on one rank: padded so that every rank has as many.
+
+        Megatron-LM pads to a multiple of 128 * tp (`--make-vocab-size-divisible-by`), others to a multiple of tp.
+        """
+        multiple = 128 if self.backend == "megatron" else 1
+        return -(-vocabulary // (multiple * self.tp)) * multiple
+
+    @property
     def tokens(self) -> int:
         """Tokens of one micro-batch on one rank, after context parallelism."""
         return self.micro_batch * self.seq // self.cp
@@ -94,12 +117,14 @@ def check_setup(model: Model, setup: Setup) -> None:
             _divides("tp", setup.tp, layer.attention.heads, f"attention heads of a {layer.kind} layer")
         if isinstance(layer.feed_forward, Experts):
             _divides("ep", setup.ep, layer.feed_forward.experts, f"experts of a {layer.kind} layer")
-            _divides("tp", setup.tp, layer.feed_forward.intermediate * setup.ep, "expert width times ep")
+            _divides("etp", setup.expert_tp, layer.feed_forward.intermediate, "expert width")
+            _divides("tp", setup.tp, layer.feed_forward.shared_intermediate, "width of the shared experts")
         elif layer.feed_forward is not None:
             _divides("tp", setup.tp, layer.feed_forward.intermediate, f"feed-forward width of a {layer.kind} layer")
     if setup.ep > 1 and not any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         raise EvenloadError(f"ep is {setup.ep}, but {model.name} has no experts", where="$.ep", fix="leave ep at 1")
     _divides("ep", setup.ep, setup.dp * setup.cp * setup.tp, "dp * cp * tp")
+    _divides("etp", setup.expert_tp, setup.dp * setup.cp * setup.tp // setup.ep, "dp * cp * tp / ep")
     _divides("cp", setup.cp, setup.seq, "sequence length")
     if setup.sequence_parallel:
         _divides("tp", setup.tp, setup.seq // setup.cp, "sequence length after cp (sequence parallel)")
