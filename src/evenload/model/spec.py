@@ -55,6 +55,8 @@ class Attention:
     """RMS norm over each head of q and k (Qwen3, Gemma 3)."""
     window: int | None = None
     """Sliding window in tokens, None for full attention."""
+    softcap: float | None = None
+    """Gemma 2: scores are squashed by tanh, which eager attention keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,8 @@ class LatentAttention:
     value_dim: int
     bias: bool = False
     """Bias on the down-projections and the output (`attention_bias`)."""
+    rotary: Literal["halves", "pairs", "complex"] = "pairs"
+    """How rotary embedding is computed: `pairs` for DeepSeek-V3 (`rope_interleave`), `complex` for DeepSeek-V2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +101,12 @@ class Experts:
     shared_gate: bool = False
     """A sigmoid gate on the shared expert (Qwen2-MoE)."""
     activation: str = "silu"
+    groups: int = 1
+    """Groups of experts that the router ranks first (`n_group`); 1 for no grouping."""
+    groups_kept: int = 1
+    """Groups a token may choose experts from (`topk_group`)."""
+    normalized: bool = True
+    """The weights of the chosen experts are divided by their sum (`norm_topk_prob`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
