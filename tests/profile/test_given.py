@@ -252,10 +252,10 @@ def test_files_are_read_as_json_or_yaml(tmp_path):
         ("a.json", b"", "empty"),
         ("a.json", b"{\n 'a': 1}", "a.json:2:2"),
         ("a.json", b"\xff\xfe{}", "UTF-8"),
-        ("a.json", b"[" * 100_000, "cannot be read"),
-        ("a.json", b"1" * 5000, "cannot be read"),
+        ("a.json", b"[" * 100_000, "too deeply"),
+        ("a.json", b"1" * 5000, "not valid JSON"),
         ("a.yaml", b"a: [1\nb: 2", "a.yaml:2:"),
-        ("a.yaml", b"a: {1", "not YAML"),
+        ("a.yaml", b"a: {1", "not valid YAML"),
     ],
 )
 def test_an_unreadable_file_is_an_error_of_the_house(tmp_path, name, content, message):
@@ -266,5 +266,5 @@ def test_an_unreadable_file_is_an_error_of_the_house(tmp_path, name, content, me
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(EvenloadError, match=r"nowhere\.json: cannot read the file: no such file"):
+    with pytest.raises(EvenloadError, match=r"nowhere\.json: there is no such file"):
         load_layer_table(Path("nowhere.json"))

@@ -194,7 +194,7 @@ class GivenTable:
         )
 
 
-def load_layer_table(path: Path) -> GivenTable:
+def load_layer_table(path: str | Path) -> GivenTable:
     """Read a table from a JSON or YAML file.
 
     Raises:

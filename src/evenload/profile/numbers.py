@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from evenload.dialects.files import read_json
+from evenload.dialects.yaml_source import read_yaml
 from evenload.errors import EvenloadError
 
 MOST: Final = 1e18
 """No time, size or rate of a real run is above this, in any unit that people use."""
 
 
-def read_data(path: Path) -> object:
-    """Parse a JSON or YAML file.
+def read_data(path: str | Path) -> object:
+    """The value in a JSON file, or in a YAML file by its suffix.
 
     Raises:
-        EvenloadError: the file cannot be read, is empty or malformed; with line and column.
+        EvenloadError: the file cannot be read or is malformed, with line and column.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise EvenloadError("the file is not UTF-8 text", where=str(path)) from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise EvenloadError(f"cannot read the file: {reason}", where=str(path), fix="check the path") from None
-    if not text.strip():
-        raise EvenloadError("the file is empty", where=str(path))
-    return _parse_yaml(text, path) if path.suffix in {".yaml", ".yml"} else _parse_json(text, path)
-
-
-def _parse_json(text: str, path: Path) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"{path}:{error.lineno}:{error.colno}"
-        raise EvenloadError(f"this is not JSON: {error.msg.lower()}", where=where) from None
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
-        raise EvenloadError(f"this JSON cannot be read: {error}", where=str(path)) from None
-
-
-def _parse_yaml(text: str, path: Path) -> object:
-    from ruamel.yaml import YAML  # noqa: PLC0415  # only YAML files pay for it
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
-
-    try:
-        loader: Any = YAML(typ="safe", pure=True)
-        return loader.load(text)
-    except MarkedYAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise EvenloadError(f"this is not YAML: {problem}", where=where) from None
-    except YAMLError as error:
-        raise EvenloadError(f"this is not YAML: {error}", where=str(path)) from None
+    return read_yaml(path).data if Path(path).suffix.lower() in {".yaml", ".yml"} else read_json(path)
 
 
 def entry(value: object, path: str) -> dict[str, Any]:
