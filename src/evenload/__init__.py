@@ -2,5 +2,6 @@
 
 from evenload._version import __version__
 from evenload.errors import EvenloadError
+from evenload.plan.layer_setting import LayerSetting
 
-__all__ = ["EvenloadError", "__version__"]
+__all__ = ["EvenloadError", "LayerSetting", "__version__"]

@@ -10,11 +10,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, Notice
+from evenload.plan.checks import listed, whole
+from evenload.plan.offset import OffsetLike, Table, even_table, read_offset
 
-Table = tuple[tuple[int, ...], ...]
-"""Counts indexed [chunk][stage]."""
+__all__ = ["Layout", "Table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +36,22 @@ class Layout:
     """Layers of [chunk][stage]; every row has one entry a stage."""
 
     def __post_init__(self) -> None:
-        if not self.table or not self.table[0]:
-            raise EvenloadError("a layout needs at least one chunk and one stage", where="$.table")
         for chunk, row in enumerate(self.table):
-            if len(row) != self.pp:
+            if not listed(row):
+                raise EvenloadError(f"{row!r} is not a row of layer counts", where=f"$.table[{chunk}]")
+        rows = tuple(map(tuple, self.table))
+        object.__setattr__(self, "table", rows)  # lists are welcome; the value keeps none of the caller's
+        if not rows or not rows[0]:
+            raise EvenloadError("a layout needs at least one chunk and one stage", where="$.table")
+        for chunk, row in enumerate(rows):
+            if len(row) != len(rows[0]):
                 raise EvenloadError(
-                    f"row {chunk} has {len(row)} stages, row 0 has {self.pp}",
+                    f"row {chunk} has {len(row)} stages, row 0 has {len(rows[0])}",
                     where=f"$.table[{chunk}]",
                     fix="give every chunk one entry per stage",
                 )
             for stage, count in enumerate(row):
-                if count < 0:
-                    raise EvenloadError(
-                        f"stage {stage} of chunk {chunk} would hold {count} layers",
-                        where=f"$.table[{chunk}][{stage}]",
-                        fix="layer counts cannot be negative",
-                    )
+                whole(count, f"$.table[{chunk}][{stage}]", least=0)
 
     @property
     def pp(self) -> int:
@@ -114,19 +116,38 @@ class Layout:
         base = self.num_layers // (self.pp * self.interleave)
         return tuple(tuple(count - base for count in row) for row in self.table)
 
+    def notices(self) -> tuple[Notice, ...]:
+        """What a reader of the layout should know: chunks that hold no layer."""
+        empty = [(chunk, stage) for chunk, stage, layers in self.chunks() if not layers]
+        if not empty:
+            return ()
+        chunk, stage = empty[0]
+        return (
+            Notice(
+                fact=f"stage {stage} of chunk {chunk} holds no layer" + _and_more(len(empty) - 1),
+                where="$.offset",
+                fix="MindFormers before 1.7 accepts this; later versions only at the first and the last chunk",
+            ),
+        )
+
+    def __str__(self) -> str:
+        rows = " | ".join(" ".join(map(str, row)) for row in self.table)
+        chunks = f" x {self.interleave} interleaves" if self.interleave > 1 else ""
+        return f"{self.num_layers} layers on {self.pp} stages{chunks}: {rows}"
+
     @classmethod
     def even(cls, num_layers: int, *, pp: int, interleave: int = 1) -> Layout:
         """As even as whole layers allow; the remainder goes to the middle chunks, away from embedding and head."""
-        chunks = pp * interleave
-        base, extra = divmod(num_layers, chunks)
-        first = (chunks - extra) // 2
-        flat = [base + (first <= index < first + extra) for index in range(chunks)]
-        return cls(tuple(tuple(flat[chunk * pp : (chunk + 1) * pp]) for chunk in range(interleave)))
+        return cls(
+            even_table(
+                whole(num_layers, "$.num_layers", least=1),
+                whole(pp, "$.pp", least=1),
+                whole(interleave, "$.interleave", least=1),
+            )
+        )
 
     @classmethod
-    def from_offset(
-        cls, num_layers: int, *, pp: int, interleave: int = 1, offset: int | Sequence[int] | Sequence[Sequence[int]] = 0
-    ) -> Layout:
+    def from_offset(cls, num_layers: int, *, pp: int, interleave: int = 1, offset: OffsetLike = 0) -> Layout:
         """Layout from MindFormers' `offset` (int, one entry a stage, or [chunk][stage]).
 
         `layers = num_layers // (pp * interleave) + offset`, source: MindFormers, "Offset and recompute" (r1.5).
@@ -134,6 +155,46 @@ class Layout:
         Raises:
             EvenloadError: wrong shape, wrong sum, or a chunk below zero layers.
         """
-        from evenload.plan.offset import read_offset  # noqa: PLC0415  # the reader checks, the value stays small
-
         return cls(read_offset(num_layers, pp=pp, interleave=interleave, offset=offset))
+
+    @classmethod
+    def from_counts(cls, counts: Sequence[int] | Sequence[Sequence[int]]) -> Layout:
+        """Layout from layers per stage (one chunk each) or per [chunk][stage].
+
+        Examples:
+            >>> Layout.from_counts([16, 16, 16, 13]).offsets()
+            ((1, 1, 1, -2),)
+
+        Raises:
+            EvenloadError: no counts, rows of different length, or a count that is no whole number of at least zero.
+        """
+        nested = any(listed(entry) for entry in counts)
+        return cls(cast("Table", counts if nested else (counts,)))
+
+    @classmethod
+    def from_stages(cls, stages: Sequence[int], *, pp: int) -> Layout:
+        """Layout from the stage of every layer: a new chunk begins wherever the stages start over.
+
+        Examples:
+            >>> Layout.from_stages([0, 0, 1, 0, 1, 1], pp=2).table
+            ((2, 1), (1, 2))
+
+        Raises:
+            EvenloadError: no layers, or a stage that does not exist.
+        """
+        pp = whole(pp, "$.pp", least=1)
+        table: list[list[int]] = [[0] * pp]
+        before = 0
+        for layer, value in enumerate(stages):
+            stage = whole(value, f"$.stages[{layer}]", least=0)
+            if stage >= pp:
+                raise EvenloadError(f"there is no stage {stage} of {pp}", where=f"$.stages[{layer}]")
+            if stage < before:
+                table.append([0] * pp)
+            table[-1][stage] += 1
+            before = stage
+        return cls(tuple(map(tuple, table)))
+
+
+def _and_more(others: int) -> str:
+    return f" (and {others} more)" if others else ""

@@ -6,17 +6,21 @@ it. Sets of layers are the truth: tables of counts, layer ids and patterns are a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from evenload.errors import EvenloadError
 from evenload.plan.layout import Layout, Table
 
 DEFAULT_SELECT: Final = (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu")
 """Operators of `select_recompute: True` (MindFormers r1.x)."""
 DEFAULT_COMM: Final = (r".*\.norm",)
 """Operators whose communication `select_comm_recompute: True` re-runs (MindFormers r1.x)."""
+LEVEL: Final = r"\."
+"""What separates the levels of a pattern; every level between is a regular expression of its own."""
 
 
 class Recompute(StrEnum):
@@ -39,6 +43,10 @@ class LayerPolicy:
     """Operators recomputed in backward from what is kept."""
     comm: tuple[str, ...] = ()
     """Operators whose collectives are run again in backward instead of keeping their result."""
+    select_exclude: tuple[str, ...] = ()
+    """Operators that stay kept although `full` or a wider pattern of `select` names them."""
+    comm_exclude: tuple[str, ...] = ()
+    """Operators whose collective result stays kept although `full` or a wider pattern of `comm` names them."""
 
     @property
     def choice(self) -> Recompute:
@@ -69,8 +77,9 @@ Layers = frozenset[int]
 class Policy:
     """The layers behind every switch.
 
-    A layer in `full` ignores `select` and `comm`; a layer in an exclude set of a pattern is left out of that pattern
-    (the exclude acts on the layers it names, see `docs/differences.md`).
+    A layer in `full` ignores `select` and `comm`. An exclude acts on the layers it names and on no other (see
+    `docs/differences.md`): there a pattern that it covers is off, and the operators it names are kept even under a
+    wider pattern or under full recompute.
     """
 
     full: Layers = frozenset()
@@ -86,14 +95,37 @@ class Policy:
     slice_activation: bool = False
     """`recompute_slice_activation`: full recompute keeps 1/tp of the layer input and gathers it again."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "full", frozenset(self.full))
+        for name in ("select", "comm", "select_exclude", "comm_exclude"):  # a copy: later edits by the caller are his
+            patterns: Mapping[str, Iterable[int]] = getattr(self, name)
+            object.__setattr__(self, name, {pattern: frozenset(layers) for pattern, layers in patterns.items()})
+
     def for_layer(self, layer: int) -> LayerPolicy:
         """What is in force on one layer."""
+        select_exclude = _naming(self.select_exclude, layer)
+        comm_exclude = _naming(self.comm_exclude, layer)
         if layer in self.full:
-            return LayerPolicy(full=True)
+            return LayerPolicy(full=True, select_exclude=select_exclude, comm_exclude=comm_exclude)
+        select = _uncovered(_naming(self.select, layer), select_exclude)
+        comm = _uncovered(_naming(self.comm, layer), comm_exclude)
         return LayerPolicy(
-            select=_in_force(self.select, self.select_exclude, layer),
-            comm=_in_force(self.comm, self.comm_exclude, layer),
+            select=select,
+            comm=comm,
+            select_exclude=select_exclude if select else (),  # nothing left to exclude from
+            comm_exclude=comm_exclude if comm else (),
         )
+
+    def __str__(self) -> str:
+        lines = [f"full: {layer_ranges(self.full)}"] if self.full else []
+        for name, patterns in (
+            ("select", self.select),
+            ("communication", self.comm),
+            ("select, except", self.select_exclude),
+            ("communication, except", self.comm_exclude),
+        ):
+            lines += [f"{name} {pattern}: {layer_ranges(layers)}" for pattern, layers in patterns.items() if layers]
+        return "\n".join(lines) or "no recomputation"
 
     @classmethod
     def of_choices(cls, choices: Iterable[Recompute]) -> Policy:
@@ -125,12 +157,71 @@ def counts(layers: Layers, layout: Layout) -> Table:
 
 def first_layers(table: Table, layout: Layout) -> Layers:
     """The set that takes the first n layers of every chunk; counts above a chunk's layers take all of it."""
-    return frozenset(layer for chunk, stage, layers in layout.chunks() for layer in layers[: table[chunk][stage]])
-
-
-def _in_force(patterns: Mapping[str, Layers], excluded: Mapping[str, Layers], layer: int) -> tuple[str, ...]:
-    return tuple(
-        pattern
-        for pattern, layers in patterns.items()
-        if layer in layers and layer not in excluded.get(pattern, frozenset())
+    return frozenset(
+        layer for chunk, stage, layers in layout.chunks() for layer in layers[: max(0, table[chunk][stage])]
     )
+
+
+def as_counts(layers: Layers, layout: Layout) -> Table:
+    """The table of counts that means exactly this set, for formats that know only "the first n layers".
+
+    Raises:
+        EvenloadError: in some chunk the set is not the first n layers.
+    """
+    table = counts(layers, layout)
+    for chunk, stage, held in layout.chunks():
+        count = table[chunk][stage]
+        if not layers.issuperset(held[:count]):
+            inside = frozenset(layers.intersection(held))
+            raise EvenloadError(
+                f"layers {layer_ranges(inside)} are not the first {count} layers of stage {stage}, chunk {chunk} "
+                f"(layers {layer_ranges(frozenset(held))})",
+                fix=f"choose layers {layer_ranges(frozenset(held[:count]))} there",
+            )
+    return table
+
+
+def covers(exclude: str, pattern: str) -> bool:
+    r"""Whether an exclude pattern names every operator that a pattern names, as far as the two texts can tell.
+
+    True for equal patterns, and for a pattern of plain names that the exclude matches level for level. What a regular
+    expression on both sides has in common is known only with the operators at hand.
+
+    Examples:
+        >>> covers(r"feed_forward\.w.\.matmul", r"feed_forward\.w1\.matmul")
+        True
+        >>> covers(r"feed_forward\.w1\.matmul", r"feed_forward\.w.\.matmul")
+        False
+    """
+    if exclude == pattern:
+        return True
+    wide, narrow = exclude.split(LEVEL), pattern.split(LEVEL)
+    return (
+        len(wide) == len(narrow)
+        and all(re.fullmatch(r"\w+", name) for name in narrow)
+        and all(re.fullmatch(level, name) for level, name in zip(wide, narrow, strict=True))
+    )
+
+
+def layer_ranges(layers: Layers) -> str:
+    """A set of layers as short text.
+
+    Examples:
+        >>> layer_ranges(frozenset({0, 1, 2, 5}))
+        '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
+
+
+def _naming(patterns: Mapping[str, Layers], layer: int) -> tuple[str, ...]:
+    return tuple(pattern for pattern, layers in patterns.items() if layer in layers)
+
+
+def _uncovered(patterns: tuple[str, ...], excludes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(pattern for pattern in patterns if not any(covers(exclude, pattern) for exclude in excludes))

@@ -1,0 +1,54 @@
+"""What settings files get wrong in one entry: the type, the size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any, Final, TypeGuard
+
+from evenload.errors import EvenloadError
+
+MOST: Final = 100_000
+"""Layers, stages or chunks beyond which a number is a slip and not a model."""
+
+
+def whole(value: Any, where: str, *, least: int | None = None, fix: str = "write a whole number such as 1") -> int:
+    """A whole number that is neither true nor false.
+
+    Raises:
+        EvenloadError: another type, below `least`, or absurdly large.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise EvenloadError(f"{value!r} is not a whole number", where=where, fix=fix)
+    number = index(value)
+    if least is not None and number < least:
+        raise EvenloadError(f"{number} is below {least}", where=where, fix=f"give at least {least}")
+    if abs(number) > MOST:
+        raise EvenloadError(f"{number} is beyond {MOST}", where=where, fix="check the number")
+    return number
+
+
+def listed(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether the value is a list or a tuple."""
+    return isinstance(value, list | tuple)
+
+
+def named(value: Any) -> TypeGuard[Sequence[str]]:
+    """Whether the value is a list or a tuple of text and nothing else; an empty one is."""
+    return listed(value) and all(isinstance(entry, str) for entry in value)
+
+
+def mapped(value: Any) -> TypeGuard[Mapping[Any, Any]]:
+    """Whether the value is a mapping."""
+    return isinstance(value, Mapping)
+
+
+def flag(value: Any, where: str) -> bool:
+    """True or false and nothing that only behaves so.
+
+    Raises:
+        EvenloadError: another type.
+    """
+    if isinstance(value, bool):
+        return value
+    raise EvenloadError(f"{value!r} is neither true nor false", where=where, fix="write true or false")
