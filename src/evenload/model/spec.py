@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from evenload.errors import Notice
+
 
 class Split(StrEnum):
     """How a parameter is divided over the ranks that hold its layer."""
@@ -151,6 +153,8 @@ class Model:
     """Where it was read: a path, or `preset`."""
     ignored: tuple[str, ...] = ()
     """Keys of the source that change nothing here (printed under `--verbose`)."""
+    notices: tuple[Notice, ...] = ()
+    """What was assumed or left out while reading."""
 
     @property
     def blocks(self) -> tuple[Layer, ...]:

@@ -1,0 +1,261 @@
+"""Hugging Face `config.json` -> `Model`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from evenload.errors import EvenloadError, did_you_mean
+from evenload.model.blocks import embedding, head
+from evenload.model.families import FAMILIES, Decoder, Family
+from evenload.model.keys import Keys, as_list, as_mapping
+from evenload.model.spec import Layer, Model
+
+_LARGEST_FILE: Final = 8 * 2**20
+_INNER: Final = ("text_config", "llm_config", "language_config")
+"""Where multimodal configurations keep their language model."""
+_SAME_AS: Final = {
+    "kimi_k2": "deepseek_v3",
+    "ministral3": "mistral",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""Model types whose decoder is that of another family."""
+_INNER_OF: Final = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+"""Language model of a wrapper whose inner configuration does not name its type."""
+_ARCHITECTURES: Final = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Phi3ForCausalLM": "phi3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Llama4ForCausalLM": "llama4_text",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+}
+
+
+def read_config(path: str | os.PathLike[str]) -> Model:
+    """The model that a `config.json`, or a directory that holds one, describes.
+
+    Raises:
+        EvenloadError: no such file, no JSON, or no supported model; with file, and line or key.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    config = _load(file)
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return model_from_config(config, where=str(file), name=name or None)
+
+
+def model_from_config(config: object, *, where: str = "config.json", name: str | None = None) -> Model:
+    """The model that a parsed configuration describes.
+
+    Args:
+        config: the mapping, as in the file. Never changed.
+        where: what to call it in errors.
+        name: what to call the model; None: what the configuration says, else its family.
+
+    Raises:
+        EvenloadError: an unsupported architecture, or a key that is missing or wrong; with its path.
+    """
+    mapping = as_mapping(config)
+    if mapping is None:
+        raise EvenloadError("the configuration is no JSON object", where=where, fix="give a Hugging Face config.json")
+    outer = Keys(mapping, where=where)
+    keys, family = _decoder_keys(outer)
+    decoder = family.build(keys)
+    tied = _tied(outer, keys, family)
+    positions = keys.optional("max_position_embeddings", most=2**40)
+    _notices(outer, keys)
+    return Model(
+        name=name or _stated_name(outer) or family.name,
+        family=family.name,
+        hidden=decoder.hidden,
+        vocabulary=decoder.vocabulary,
+        layers=_layers(decoder, tied=tied),
+        tied=tied,
+        final_softcap=decoder.final_softcap,
+        max_positions=positions,
+        source=where,
+        ignored=_ignored(outer, keys),
+        notices=(*outer.notices, *(keys.notices if keys is not outer else ())),
+    )
+
+
+def supported() -> list[str]:
+    """The `model_type`s that can be read, wrappers included."""
+    return sorted({*FAMILIES, *_SAME_AS, *_INNER_OF})
+
+
+def _layers(decoder: Decoder, *, tied: bool) -> tuple[Layer, ...]:
+    return (
+        embedding(decoder.hidden, decoder.vocabulary),
+        *decoder.blocks,
+        *decoder.mtp,
+        head(decoder.hidden, decoder.vocabulary, tied=tied),
+    )
+
+
+def _decoder_keys(outer: Keys) -> tuple[Keys, Family]:
+    """The keys that hold the language model's sizes, and its family."""
+    stated = outer.word("model_type")
+    inner_key = next((key for key in _INNER if isinstance(outer.mapping.get(key), Mapping)), None)
+    if inner_key is None:
+        model_type = stated or _from_architectures(outer)
+        if model_type is None:
+            _unnamed(outer)
+        return outer, _family(outer, model_type)
+    keys = outer.inner(inner_key)
+    model_type = keys.word("model_type") or _from_architectures(keys) or _INNER_OF.get(stated or "")
+    if model_type is None:
+        if stated is None:
+            _unnamed(keys)
+        _family(outer, stated)  # the wrapper may be a family itself
+        model_type = stated
+    family = _family(keys, model_type)
+    keys = outer.inner(inner_key, defaults=family.omitted)
+    keys.word("model_type")
+    return keys, family
+
+
+def _family(keys: Keys, model_type: str) -> Family:
+    family = FAMILIES.get(_SAME_AS.get(model_type, model_type))
+    if family is None:
+        keys.refuse(
+            "model_type",
+            f"the architecture {model_type!r} is not supported",
+            "; ".join(filter(None, (did_you_mean(model_type, supported()), f"supported: {', '.join(supported())}"))),
+        )
+    return family
+
+
+def _unnamed(keys: Keys) -> NoReturn:
+    keys.refuse(
+        "model_type",
+        "model_type is missing, and architectures does not name a known one",
+        f"add 'model_type', one of {', '.join(supported())}",
+    )
+
+
+def _from_architectures(keys: Keys) -> str | None:
+    named = as_list(keys.mapping.get("architectures")) or []
+    return next((_ARCHITECTURES[a] for a in named if isinstance(a, str) and a in _ARCHITECTURES), None)
+
+
+def _tied(outer: Keys, keys: Keys, family: Family) -> bool:
+    """Whether embedding and head share their weight: the wrapper's word, the text's word, the family's default."""
+    inner = keys.flag("tie_word_embeddings", absent=family.tied)
+    return outer.flag("tie_word_embeddings", absent=inner)
+
+
+def _stated_name(outer: Keys) -> str | None:
+    path = outer.mapping.get("_name_or_path")
+    return path.rstrip("/").rsplit("/", 1)[-1] or None if isinstance(path, str) else None
+
+
+def _notices(outer: Keys, keys: Keys) -> None:
+    """Say what is in the configuration and not in the model."""
+    left_out = [
+        str(key)
+        for key, value in outer.mapping.items()
+        if isinstance(value, Mapping)
+        and str(key).endswith("_config")
+        and str(key) not in (*_INNER, "quantization_config")
+    ]
+    if left_out:
+        outer.note(
+            f"only the language model is read; {', '.join(left_out)} (vision, audio or other parts) is left out",
+            left_out[0],
+        )
+    quantized = next((k for k in (outer, keys) if k.has("quantization_config")), None)
+    if quantized is not None:
+        quantized.note(
+            "quantization_config says how the published weights are stored; parameters are counted by element, "
+            "in the data type of the training setup",
+            "quantization_config",
+        )
+    named = as_list(outer.mapping.get("architectures")) or []
+    other = [str(a) for a in named if "CausalLM" not in str(a) and "Generation" not in str(a)]
+    if other:
+        outer.note(f"{other[0]} is read as a causal language model with an output projection", "architectures")
+    for reader in {id(outer): outer, id(keys): keys}.values():
+        for key in reader.unread():
+            hint = did_you_mean(key, reader.absent()) if len(key) > 4 else None
+            if hint and _near(key, reader.absent()):
+                reader.note(f"the unknown key {key!r} is ignored", key, hint)
+
+
+def _near(key: str, absent: list[str]) -> bool:
+    from difflib import get_close_matches  # noqa: PLC0415  # only where there are unread keys
+
+    return bool(get_close_matches(key, absent, n=1, cutoff=0.85))
+
+
+def _ignored(outer: Keys, keys: Keys) -> tuple[str, ...]:
+    if keys is outer:
+        return outer.unread()
+    prefix = keys.path.removeprefix("$.")
+    return (*outer.unread(), *(f"{prefix}.{key}" for key in keys.unread()))
+
+
+def _load(file: Path) -> object:
+    where = str(file)
+    try:
+        if file.stat().st_size > _LARGEST_FILE:
+            raise EvenloadError("the file is too large for a configuration", where=where, fix="give a config.json")
+        text = file.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise EvenloadError("no such file", where=where, fix="give the path of a config.json") from None
+    except UnicodeDecodeError as error:
+        raise EvenloadError(f"not UTF-8 text (byte {error.start})", where=where, fix="save it as UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise EvenloadError(f"cannot be read: {error}", where=where, fix="check path and permissions") from None
+    if not text.strip():
+        raise EvenloadError("the file is empty", where=where, fix="give a Hugging Face config.json")
+    try:
+        config = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+    except json.JSONDecodeError as error:
+        place = f"{where}:{error.lineno}:{error.colno}"
+        raise EvenloadError(f"not valid JSON: {error.msg}", where=place, fix="correct the file there") from None
+    except RecursionError:
+        raise EvenloadError("nested too deeply", where=where, fix="give a Hugging Face config.json") from None
+    except EvenloadError as error:
+        raise error.at(where) from None
+    except ValueError:
+        raise EvenloadError("a number has too many digits", where=where, fix="correct the number") from None
+    return config
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise EvenloadError(f"holds {word}, which is no JSON number", fix="write a number")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise EvenloadError(f"the key {twice!r} stands twice in one object", fix="remove one of the two")
+    return result
