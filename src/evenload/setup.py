@@ -45,12 +45,12 @@ class Setup:
     dtype: DType = "bf16"
     """Type of parameters in forward and of activations."""
     grad_dtype: DType | None = None
-    """Type in which gradients are accumulated; None: that of the parameters."""
-    master_weights: bool = False
-    """The optimizer holds an fp32 copy of every parameter (mixed precision)."""
+    """Type in which gradients are accumulated; None: as the backend does, see `gradient_dtype`."""
+    master_weights: bool | None = None
+    """The optimizer works on an fp32 copy of every parameter; None: as the backend does, see `main_copies`."""
     optimizer: Literal["adamw", "sgd", "none"] = "adamw"
-    optimizer_dtype: DType = "fp32"
-    """Type of the optimizer's moments."""
+    optimizer_dtype: DType | None = None
+    """Type of the optimizer's moments; None: as the backend does, see `moment_dtype`."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """`sdpa`: fused kernel that keeps no score matrix; `eager`: matmul, softmax, matmul."""
     backend: Literal["torch", "megatron", "mindspore"] = "torch"
@@ -81,6 +81,39 @@ class Setup:
     def chunks(self) -> int:
         """Chunks of the whole pipeline: pp * interleave."""
         return self.pp * self.interleave
+
+    @property
+    def main_copies(self) -> bool:
+        """Parameters have fp32 main copies.
+
+        By default Megatron-LM (`--bf16`, `--fp16`) makes them and plain PyTorch does not. fp32 parameters need none.
+        """
+        asked = self.backend != "torch" if self.master_weights is None else self.master_weights
+        return asked and self.dtype != "fp32" and self.optimizer != "none"
+
+    @property
+    def fsdp_mixed(self) -> bool:
+        """The main copies are the parameters: FSDP shards fp32 parameters and gathers them in `dtype`."""
+        return self.backend == "torch" and self.zero == 3 and self.main_copies
+
+    @property
+    def parameter_dtype(self) -> DType:
+        """Type in which a rank holds its parameters."""
+        return "fp32" if self.fsdp_mixed else self.dtype
+
+    @property
+    def gradient_dtype(self) -> DType:
+        """Type in which gradients are accumulated.
+
+        By default that of the parameters in PyTorch, and fp32 in Megatron-LM, where bf16 turns
+        `--accumulate-allreduce-grads-in-fp32` on.
+        """
+        return self.grad_dtype or (self.parameter_dtype if self.backend == "torch" else "fp32")
+
+    @property
+    def moment_dtype(self) -> DType:
+        """Type of the optimizer's moments: by default that of what it works on, main copies or parameters."""
+        return self.optimizer_dtype or ("fp32" if self.main_copies else self.parameter_dtype)
 
     @property
     def expert_tp(self) -> int:
