@@ -1,0 +1,97 @@
+"""What a layer holds on one rank whatever runs: parameters, gradients, optimizer states, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from evenload.model import Attention, Layer, Model, Split, Tensor
+from evenload.setup import WIDTH, Setup
+
+MOMENTS: Final = {"adamw": 2, "sgd": 0, "none": 0}
+"""States per parameter: AdamW has two moments, SGD without momentum none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Static:
+    """Static memory of one layer on one rank, in bytes."""
+
+    count: int = 0
+    """Parameters (elements) that the rank computes with, before ZeRO divides them."""
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    """Optimizer states and main copies."""
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.parameters + self.gradients + self.optimizer
+
+    def __add__(self, other: Static) -> Static:
+        return Static(
+            count=self.count + other.count,
+            parameters=self.parameters + other.parameters,
+            gradients=self.gradients + other.gradients,
+            optimizer=self.optimizer + other.optimizer,
+        )
+
+
+def static_of(layer: Layer, model: Model, setup: Setup) -> Static:
+    """Static memory of a layer on the first rank of its groups, which holds the largest part where parts differ.
+
+    ZeRO divides optimizer states (1), gradients too (2), parameters too (3) over the ranks that hold the same
+    parameters: dp * cp ranks, for routed experts the replicas of the expert. Source: S. Rajbhandari et al., "ZeRO",
+    arXiv 1910.02054, section 5.
+    """
+    total = Static()
+    for tensor in held_tensors(layer, model, setup):
+        total += _static(tensor, layer, setup)
+    return total
+
+
+def held_tensors(layer: Layer, model: Model, setup: Setup) -> tuple[Tensor, ...]:
+    """Tensors that the layer holds: a tied head has its own copy of the embedding when they are on different stages."""
+    if layer.role == "head" and model.tied and setup.pp > 1:
+        weight = next(tensor for tensor in model.embedding.tensors if tensor.split is Split.VOCABULARY)
+        return (*layer.tensors, weight)
+    return layer.tensors
+
+
+def rank_elements(tensor: Tensor, layer: Layer, setup: Setup) -> int:
+    """Elements of a tensor that one rank computes with, after tensor and expert parallelism."""
+    match tensor.split:
+        case Split.REPLICATED:
+            return tensor.numel
+        case Split.TENSOR:
+            return _part(tensor.numel, setup.tp)
+        case Split.KEY_VALUE:
+            heads = layer.attention.kv_heads if isinstance(layer.attention, Attention) else setup.tp
+            return tensor.numel // heads * _part(heads, setup.tp)  # above kv_heads ranks, heads are replicated
+        case Split.VOCABULARY:
+            return setup.vocabulary_rows(tensor.shape[0]) * (tensor.numel // tensor.shape[0])
+        case Split.EXPERT:
+            return _part(_part(tensor.numel, setup.ep), setup.expert_tp)
+
+
+def replicas(tensor: Tensor, setup: Setup) -> int:
+    """Ranks over which ZeRO divides a tensor."""
+    return setup.expert_dp if tensor.split is Split.EXPERT else setup.dp * setup.cp
+
+
+def _static(tensor: Tensor, layer: Layer, setup: Setup) -> Static:
+    count = rank_elements(tensor, layer, setup)
+    shard = _part(count, replicas(tensor, setup))
+    state = MOMENTS[setup.optimizer] * WIDTH[setup.moment_dtype]
+    if setup.main_copies and not setup.fsdp_mixed:
+        state += WIDTH["fp32"]
+    return Static(
+        count=count,
+        parameters=(shard if setup.zero >= 3 else count) * WIDTH[setup.parameter_dtype],
+        gradients=(shard if setup.zero >= 2 else count) * WIDTH[setup.gradient_dtype],
+        optimizer=(shard if setup.zero >= 1 else count) * state,
+    )
+
+
+def _part(whole: int, ranks: int) -> int:
+    return -(-whole // ranks)
