@@ -1,0 +1,167 @@
+"""Records what a real module does in forward: its operators, what each reads and makes, and what autograd keeps.
+
+A storage, not a tensor, is the unit: views share the storage of their base. Names come from three places: module hooks
+give the path, a function mode the name that stands in the Python code, a dispatch mode the aten operator below it.
+Scalars (up to eight bytes) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SCALAR = 8
+UNFILLED = {"new_empty", "empty_like", "zeros_like"}
+"""Operators whose result says nothing until somebody writes it in place."""
+
+
+@dataclass
+class Row:
+    """One aten operator that made a storage or kept one for backward."""
+
+    path: str
+    name: str
+    aten: str
+    reads: list[int]
+    made: list[int] = field(default_factory=list)
+    keeps: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """The operators of one forward, in order."""
+
+    rows: list[Row]
+    nbytes: dict[int, int]
+    """Storage number -> bytes, in order of first sight."""
+    known: dict[int, str]
+    """Names of the storages that were there before: parameters, buffers, inputs."""
+
+
+class _Names(TorchFunctionMode):
+    """Remembers the Python name of the outermost call in progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.stack.append(getattr(func, "__name__", ""))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.stack.pop()
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every aten operator below autograd, and every tensor that autograd saves."""
+
+    def __init__(self, names: _Names, path: Callable[[], str], known: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.names = names
+        self.path = path
+        self.rows: list[Row] = []
+        self.numbers: dict[int, int] = {}
+        self.nbytes: dict[int, int] = {}
+        self.alive: list[torch.UntypedStorage] = []  # no storage may die: its address would be used again
+        self.row_of_node: dict[int, Row] = {}
+        self.saved: list[tuple[int, int]] = []
+        self.known = {self.number(tensor): name for name, tensor in known.items()}
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Number of a tensor's storage."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.numbers:
+            self.numbers[key] = len(self.alive)
+            self.nbytes[len(self.alive)] = storage.nbytes()
+            self.alive.append(storage)
+        return self.numbers[key]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(not issubclass(kind, torch.nn.Parameter) and kind is not torch.Tensor for kind in types):
+            return NotImplemented  # a wrapper such as DTensor: see the local operators below it
+        aten = func.overloadpacket.__name__
+        if aten == "detach":  # from `pack` and from autograd's own book-keeping
+            return func(*args, **kwargs)
+        reads = [self.number(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        row = Row(self.path(), self.names.stack[-1] if self.names.stack else "", aten, reads)
+        node = torch._C._autograd._get_sequence_nr()  # a node takes its number before its operator runs
+        before = len(self.alive)
+        result = func(*args, **kwargs)
+        self.row_of_node.setdefault(node, row)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and self.number(leaf) >= before and self.number(leaf) not in row.made:
+                row.made.append(self.number(leaf))
+        if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+            self._written(row, args[0], node)
+        self.rows.append(row)
+        return result
+
+    def _written(self, row: Row, target: torch.Tensor, node: int) -> None:
+        """An in-place operator, told as if it made a new storage.
+
+        Where it fills an empty storage, it makes that one. Where autograd cloned the old content to keep it, the clone
+        and the target change places: the old storage is kept, the new one goes on.
+        """
+        number = self.number(target)
+        maker = next((other for other in self.rows if number in other.made), None)
+        last = self.rows[-1] if self.rows else None
+        if maker is not None and maker.aten in UNFILLED:
+            maker.made.remove(number)
+            row.made.append(number)
+        elif last is not None and last.aten == "clone" and last.reads == [number] and last is self.row_of_node[node]:
+            (clone,) = last.made
+            self.numbers[self.alive[number]._cdata], self.numbers[self.alive[clone]._cdata] = clone, number
+            self.saved = [(at, number if name == clone and at == node else name) for at, name in self.saved]
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Called for every save: the node that saves is the last one that was numbered."""
+        self.saved.append((torch._C._autograd._get_sequence_nr(), self.number(tensor)))
+        return tensor.detach()
+
+    def finish(self) -> Trace:
+        """Give every save to its operator; drop scalars and the operators that only look."""
+        for node, number in self.saved:
+            self.row_of_node[node].keeps.append(number)
+        for row in self.rows:
+            row.made = [number for number in row.made if self.nbytes[number] > SCALAR]
+            row.keeps = [number for number in dict.fromkeys(row.keeps) if self.nbytes[number] > SCALAR]
+            row.reads = [number for number in dict.fromkeys(row.reads) if self.nbytes[number] > SCALAR]
+        return Trace([row for row in self.rows if row.made or row.keeps], self.nbytes, self.known)
+
+
+@contextmanager
+def _module_paths(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
+    stack: list[str] = []
+    with ExitStack() as handles:
+        for name, child in module.named_modules():
+            push = child.register_forward_pre_hook(lambda *_, name=name: stack.append(name), prepend=True)
+            pop = child.register_forward_hook(lambda *_: (stack.pop(), None)[1], always_call=True)
+            handles.callback(push.remove)
+            handles.callback(pop.remove)
+        yield lambda: stack[-1] if stack else ""
+
+
+def record(module: torch.nn.Module, run: Callable[[], Any], inputs: Mapping[str, torch.Tensor]) -> tuple[Trace, Any]:
+    """Record `run()`, which calls `module` once; paths are those of the module's children.
+
+    Returns:
+        The trace and what `run` returned.
+    """
+    names = _Names()
+    known = {**dict(module.named_parameters()), **dict(module.named_buffers()), **inputs}
+    with _module_paths(module) as path:
+        recorder = _Recorder(names, path, known)
+        with saved_tensors_hooks(recorder.pack, lambda tensor: tensor), names, recorder:
+            result = run()
+    return recorder.finish(), result
