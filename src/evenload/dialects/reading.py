@@ -1,0 +1,42 @@
+"""What every dialect gives back when it reads, and when it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from evenload.errors import Notice
+from evenload.plan.plan import Plan
+
+Dialect = Literal["evenload", "mindformers", "mindformers-pynative", "megatron"]
+"""The dialects that can be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a settings file says."""
+
+    dialect: Dialect
+    plan: Plan
+    notices: tuple[Notice, ...] = ()
+    """What was assumed, and what the reader of the file should know; each with its place."""
+    limit: int | None = None
+    """Memory of one device in bytes, where the file names it."""
+    model_config: Mapping[str, Any] | None = None
+    """The model in the keys of a Hugging Face `config.json`, where the file describes one."""
+    log: tuple[str, ...] = ()
+    """The lines that the framework itself logs for these settings, without the time and level in front."""
+    places: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Recompute pattern -> `file:line:column` where it is written."""
+    written: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Recompute pattern of the plan -> the text in the file, where the dialect spells patterns its own way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writing:
+    """A plan in the words of another program."""
+
+    text: str
+    losses: tuple[Notice, ...] = ()
+    """What the target cannot express: what is lost, and what was written instead."""
