@@ -78,6 +78,8 @@ class LayerProfile:
     gradients: float
     optimizer: float
     """Optimizer states and main copies on one rank."""
+    buffers: float = 0.0
+    """Memory the layer adds to the rank's buffers all through the step: gathered parameters, gradient buckets."""
     count: int = 0
     """Number of parameters (elements) on one rank."""
     cost: Callable[[LayerPolicy], Cost]
@@ -117,7 +119,7 @@ class Profile:
     transfer_time: float = 0.0
     """Time to send `boundary` from one stage to the next."""
     buffers: Callable[[int, int], float] | None = None
-    """(stage, layers held) -> memory of pipeline buffers, gathers, buckets on that rank; None: none."""
+    """(stage, layers held) -> memory of buffers on that rank beside those of its layers; None: none."""
     optimizer_transient: Callable[[float], float] | None = None
     """Parameters on the rank (bytes) -> transient memory of the optimizer step; None: none."""
     memory_unit: str = "bytes"
