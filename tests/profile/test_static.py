@@ -3,78 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.profile.llama import DENSE, EMBEDDING, HEAD, HIDDEN, LLAMA, MOE, TIED_HEAD, VOCABULARY, model
 
-from evenload.model import Attention, Experts, FeedForward, Layer, Model, Split, Tensor
+from evenload.model import Attention, Layer, Split, Tensor
 from evenload.profile.static import held_tensors, rank_elements, static_of
 from evenload.setup import Setup
 
-HIDDEN, HEADS, KV, HEAD_DIM, WIDTH, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
-
-EMBEDDING = Layer(
-    kind="embedding",
-    role="embedding",
-    tensors=(Tensor(name="embed_tokens.weight", shape=(VOCABULARY, HIDDEN), split=Split.VOCABULARY),),
-)
-ATTENTION = (
-    Tensor(name="self_attn.q_proj.weight", shape=(HEADS * HEAD_DIM, HIDDEN), split=Split.TENSOR),
-    Tensor(name="self_attn.k_proj.weight", shape=(KV * HEAD_DIM, HIDDEN), split=Split.KEY_VALUE),
-    Tensor(name="self_attn.v_proj.weight", shape=(KV * HEAD_DIM, HIDDEN), split=Split.KEY_VALUE),
-    Tensor(name="self_attn.o_proj.weight", shape=(HIDDEN, HEADS * HEAD_DIM), split=Split.TENSOR),
-)
-NORMS = (
-    Tensor(name="input_layernorm.weight", shape=(HIDDEN,)),
-    Tensor(name="post_attention_layernorm.weight", shape=(HIDDEN,)),
-)
-DENSE = Layer(
-    kind="dense",
-    role="block",
-    tensors=(
-        *ATTENTION,
-        *NORMS,
-        Tensor(name="mlp.gate_proj.weight", shape=(WIDTH, HIDDEN), split=Split.TENSOR),
-        Tensor(name="mlp.up_proj.weight", shape=(WIDTH, HIDDEN), split=Split.TENSOR),
-        Tensor(name="mlp.down_proj.weight", shape=(HIDDEN, WIDTH), split=Split.TENSOR),
-    ),
-    attention=Attention(heads=HEADS, kv_heads=KV, head_dim=HEAD_DIM),
-    feed_forward=FeedForward(intermediate=WIDTH),
-)
-MOE = Layer(
-    kind="moe",
-    role="block",
-    tensors=(
-        *ATTENTION,
-        *NORMS,
-        Tensor(name="mlp.gate.weight", shape=(8, HIDDEN)),
-        Tensor(name="mlp.experts.gate_up_proj", shape=(8, 2 * WIDTH, HIDDEN), split=Split.EXPERT),
-        Tensor(name="mlp.experts.down_proj", shape=(8, HIDDEN, WIDTH), split=Split.EXPERT),
-    ),
-    attention=DENSE.attention,
-    feed_forward=Experts(experts=8, top_k=2, intermediate=WIDTH),
-)
-HEAD = Layer(
-    kind="head",
-    role="head",
-    tensors=(
-        Tensor(name="norm.weight", shape=(HIDDEN,)),
-        Tensor(name="lm_head.weight", shape=(VOCABULARY, HIDDEN), split=Split.VOCABULARY),
-    ),
-    norms=1,
-)
-TIED_HEAD = Layer(kind="head", role="head", tensors=HEAD.tensors[:1], norms=1)
-
-
-def model(*blocks: Layer, tied: bool = False) -> Model:
-    return Model(
-        name="test",
-        family="llama",
-        hidden=HIDDEN,
-        vocabulary=VOCABULARY,
-        layers=(EMBEDDING, *blocks, TIED_HEAD if tied else HEAD),
-        tied=tied,
-    )
-
-
-LLAMA = model(*[DENSE] * 32)
 DENSE_PARAMETERS = 16_777_216 * 2 + 4_194_304 * 2 + 58_720_256 * 3 + 8192  # 218,112,000
 NORM_PARAMETERS = 8192
 

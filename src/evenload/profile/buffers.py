@@ -1,0 +1,163 @@
+"""Memory that is neither static nor kept: pipeline buffers, gathered parameters, gradient buckets, context.
+
+What torch.distributed.pipelining and FSDP2 hold was read in PyTorch 2.13 and measured on CPU runs of it;
+each rule names its cause, so that a reader can tell when it does not hold for a run of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from evenload.model import Layer, Model
+from evenload.plan.schedule import Op, actions, find_schedule
+from evenload.profile.static import held_tensors, rank_elements, replicas
+from evenload.setup import WIDTH, Setup
+from evenload.units import GIB, MIB
+
+CONTEXT: Final = round(0.52 * GIB)
+"""Device context and loaded kernels of one process. Source: measured on H100 by pith-train, memory report."""
+COMMUNICATOR: Final = round(0.39 * GIB)
+"""Buffers of one NCCL communicator. Source: as above, the communicator of all ranks; smaller groups hold less."""
+WORKSPACE: Final = {"h100": 32 * MIB, "h200": 32 * MIB, "b200": 32 * MIB}
+"""cuBLAS workspace per device, from the caching allocator. Source: PyTorch, `CublasHandlePool.cpp`."""
+SMALL_WORKSPACE: Final = 8_519_680
+"""The same on other devices."""
+
+
+def boundary_bytes(model: Model, setup: Setup) -> int:
+    """Bytes of the hidden states that one chunk sends to the next per micro-batch and rank."""
+    tokens = setup.tokens // (setup.tp if setup.sequence_parallel else 1)
+    return tokens * model.hidden * WIDTH[setup.dtype]
+
+
+def outside_bytes(setup: Setup) -> int:
+    """Memory outside the allocator: the context, and a communicator for every kind of group that has partners."""
+    groups = (setup.tp, setup.cp, setup.dp, setup.pp, setup.ep)
+    return CONTEXT + COMMUNICATOR * sum(size > 1 for size in groups)
+
+
+def workspace_bytes(hardware: str) -> int:
+    """Workspace of matrix products, inside the allocator."""
+    return WORKSPACE.get(hardware, SMALL_WORKSPACE)
+
+
+def optimizer_transient(setup: Setup) -> Callable[[float], float] | None:
+    """Parameters on the rank (bytes) -> working memory of the optimizer step.
+
+    PyTorch's AdamW on a GPU runs its `foreach` form, which makes one temporary per parameter for all of them at once;
+    the fused kernels of Megatron-LM make none. Source: `torch/optim/adamw.py`, measured: 1.0 times the parameters.
+    """
+    if setup.backend != "torch" or setup.optimizer != "adamw":
+        return None
+    return float
+
+
+def layer_buffers(layer: Layer, model: Model, setup: Setup) -> int:
+    """What a layer adds to its rank's buffers for the whole step.
+
+    * DistributedDataParallel (ZeRO 0 or 1 in PyTorch) keeps gradients a second time, in its buckets: the default
+      `gradient_as_bucket_view=False`.
+    * FSDP in a pipeline keeps parameters gathered and accumulates whole gradients until the last micro-batch, because
+      re-gathering for every micro-batch would cost too much (`set_reshard_after_backward(False)` in
+      `torch.distributed.pipelining.stage`).
+    """
+    if setup.backend != "torch":
+        return 0
+    elements = _shared_elements(layer, model, setup)
+    if setup.zero <= 1:
+        return elements * WIDTH[setup.gradient_dtype]
+    if setup.pp > 1:
+        gathered = WIDTH[setup.dtype] if setup.zero == 3 else 0
+        return elements * (gathered + WIDTH[setup.gradient_dtype])
+    return 0
+
+
+def gather_bytes(model: Model, setup: Setup) -> int:
+    """Working memory of FSDP outside a pipeline: the fullest moment of its backward.
+
+    While the backward of one layer runs, its parameters are gathered, those of the layer before are on their way, its
+    gradients are whole, and the layer after is being reduced in the type of the gradients.
+    Source: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (implicit prefetch, one reduction in flight).
+    """
+    if setup.backend == "megatron" or setup.zero < 2 or setup.pp > 1:
+        return 0
+    elements = [_shared_elements(layer, model, setup) for layer in model.layers]
+    gathered = WIDTH[setup.dtype] if setup.zero == 3 else 0
+    whole, reduced = WIDTH[setup.dtype], WIDTH[setup.gradient_dtype]
+    return max(
+        gathered * (here + before) + whole * here + reduced * after
+        for before, here, after in zip([0, *elements], elements, [*elements[1:], 0], strict=False)
+    )
+
+
+def _shared_elements(layer: Layer, model: Model, setup: Setup) -> int:
+    """Elements on this rank of the parameters that other ranks hold too."""
+    return sum(
+        rank_elements(tensor, layer, setup)
+        for tensor in held_tensors(layer, model, setup)
+        if replicas(tensor, setup) > 1
+    )
+
+
+def pipeline_buffers(setup: Setup, boundary: int, stage: int) -> int:
+    """Bytes that sending and receiving between stages holds on one rank, beside the layer inputs counted as kept.
+
+    `torch.distributed.pipelining` (2.13) holds, in units of one boundary tensor:
+
+    * a receive buffer for each micro-batch of each chunk, of hidden states unless the chunk is the first and of
+      gradients unless it is the last, from the first step on; the first layer's input of a micro-batch in flight *is*
+      such a buffer and is counted there;
+    * the output of every micro-batch in flight, unless the chunk is the last;
+    * what is being sent: under 1F1B one tensor a neighbour; under schedules with several chunks everything sent, until
+      the step ends.
+
+    Megatron-LM frees outputs once they are sent and receives into fresh tensors: one tensor a neighbour.
+    """
+    if setup.pp == 1:
+        return 0
+    neighbours = (stage > 0) + (stage < setup.pp - 1)
+    if setup.backend != "torch":
+        return neighbours * boundary
+    name = find_schedule(setup.schedule, interleave=setup.interleave).name
+    fullest = _fullest(name, setup.pp, setup.interleave, setup.micro_batches)[stage]
+    tensors = neighbours if name == "1f1b" else 0
+    for chunk, (held, done) in enumerate(zip(fullest.held, fullest.done, strict=True)):
+        place = chunk * setup.pp + stage
+        first, last = place == 0, place == setup.chunks - 1
+        tensors += 0 if first else setup.micro_batches - held
+        tensors += 0 if last else setup.micro_batches + held
+        if name not in {"gpipe", "1f1b"}:
+            tensors += done * ((not first) + (not last))
+    return tensors * boundary
+
+
+class _Moment(NamedTuple):
+    """A moment of one rank."""
+
+    held: tuple[int, ...]
+    """Micro-batches in flight, by chunk."""
+    done: tuple[int, ...]
+    """Micro-batches whose backward has ended, by chunk."""
+
+
+@lru_cache(maxsize=16)
+def _fullest(name: str, pp: int, interleave: int, micro_batches: int) -> tuple[_Moment, ...]:
+    """The last moment of every rank at which it has most micro-batches in flight."""
+    orders = actions(name, pp=pp, interleave=interleave, micro_batches=micro_batches)
+    return tuple(_last_fullest([(action.op, action.chunk) for action in order], interleave) for order in orders)
+
+
+def _last_fullest(order: Sequence[tuple[Op, int]], interleave: int) -> _Moment:
+    held, done = [0] * interleave, [0] * interleave
+    fullest = _Moment(tuple(held), tuple(done))
+    for op, chunk in order:
+        if op is Op.FORWARD:
+            held[chunk] += 1
+        elif op is not Op.BACKWARD_INPUT:
+            held[chunk] -= 1
+            done[chunk] += 1
+        if op is Op.FORWARD and sum(held) >= sum(fullest.held):
+            fullest = _Moment(tuple(held), tuple(done))
+    return fullest
