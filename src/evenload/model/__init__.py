@@ -1,6 +1,8 @@
 """What is trained: an ordered list of layers with sizes."""
 
 from evenload.model.huggingface import model_from_config, read_config
+from evenload.model.mindformers import model_from_mindformers
+from evenload.model.presets import model_source, open_model, preset, preset_names
 from evenload.model.spec import (
     Attention,
     Experts,
@@ -22,5 +24,10 @@ __all__ = [
     "Split",
     "Tensor",
     "model_from_config",
+    "model_from_mindformers",
+    "model_source",
+    "open_model",
+    "preset",
+    "preset_names",
     "read_config",
 ]

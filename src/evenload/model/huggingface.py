@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from evenload.errors import EvenloadError, did_you_mean
-from evenload.model.blocks import embedding, head
-from evenload.model.families import FAMILIES, Decoder, Family
+from evenload.model.families import FAMILIES, Family, assemble
 from evenload.model.keys import Keys, as_list, as_mapping
-from evenload.model.spec import Layer, Model
+from evenload.model.spec import Model
 
 _LARGEST_FILE: Final = 8 * 2**20
 _INNER: Final = ("text_config", "llm_config", "language_config")
@@ -89,14 +88,11 @@ def model_from_config(config: object, *, where: str = "config.json", name: str |
     tied = _tied(outer, keys, family)
     positions = keys.optional("max_position_embeddings", most=2**40)
     _notices(outer, keys)
-    return Model(
+    return assemble(
+        decoder,
         name=name or _stated_name(outer) or family.name,
         family=family.name,
-        hidden=decoder.hidden,
-        vocabulary=decoder.vocabulary,
-        layers=_layers(decoder, tied=tied),
         tied=tied,
-        final_softcap=decoder.final_softcap,
         max_positions=positions,
         source=where,
         ignored=_ignored(outer, keys),
@@ -107,15 +103,6 @@ def model_from_config(config: object, *, where: str = "config.json", name: str |
 def supported() -> list[str]:
     """The `model_type`s that can be read, wrappers included."""
     return sorted({*FAMILIES, *_SAME_AS, *_INNER_OF})
-
-
-def _layers(decoder: Decoder, *, tied: bool) -> tuple[Layer, ...]:
-    return (
-        embedding(decoder.hidden, decoder.vocabulary),
-        *decoder.blocks,
-        *decoder.mtp,
-        head(decoder.hidden, decoder.vocabulary, tied=tied),
-    )
 
 
 def _decoder_keys(outer: Keys) -> tuple[Keys, Family]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NoReturn, cast
 
 from evenload.errors import EvenloadError, Notice, did_you_mean
@@ -33,20 +34,35 @@ class Keys:
         self,
         mapping: Mapping[str, object],
         *,
-        where: str,
+        where: str | Callable[[str], str],
         path: str = "$",
         defaults: Mapping[str, int] | None = None,
+        spelling: Mapping[str, str] | None = None,
+        origins: Mapping[str, str] | None = None,
     ):
+        """Start reading.
+
+        Args:
+            mapping: the parsed configuration; never changed.
+            where: what to call its file in errors, or what gives the place of a path such as `$.hidden_size`.
+            path: path of the mapping inside the file.
+            defaults: sizes that the format leaves out where they equal the default of its class.
+            spelling: how the file spells a key, where that differs.
+            origins: path of the mapping that a key comes from, where that is not `path`.
+        """
         self.mapping = mapping
         self.path = path
         self.notices: list[Notice] = []
         self._where = where
         self._defaults = defaults or {}
+        self._spelling = spelling or {}
+        self._origins = origins or {}
         self._read: set[str] = set()
 
     def place(self, key: str = "") -> str:
         """Where a key stands: `config.json: $.text_config.hidden_size`."""
-        return f"{self._where}: {self.path}.{key}" if key else f"{self._where}: {self.path}"
+        path = f"{self._origins.get(key, self.path)}.{self._spelled(key)}" if key else self.path
+        return self._where(path) if callable(self._where) else f"{self._where}: {path}"
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null. Marks it as read."""
@@ -195,21 +211,39 @@ class Keys:
             self.refuse(key, f"{key} is {_show(value)}", "write an object with the sizes of the language model")
         return Keys(inner, where=self._where, path=f"{self.path}.{key}", defaults=defaults)
 
+    def completed(self, values: Mapping[str, object]) -> Keys:
+        """The same reader over the mapping with further values."""
+        keys = Keys(
+            {**self.mapping, **values},
+            where=self._where,
+            path=self.path,
+            defaults=self._defaults,
+            spelling=self._spelling,
+            origins=self._origins,
+        )
+        keys.notices = self.notices
+        keys._read = self._read  # one reader to its user: what was read stays read
+        return keys
+
     def absent(self) -> list[str]:
         """Keys that were asked for and are not there."""
         return sorted(self._read - set(self.mapping))
 
     def unread(self) -> tuple[str, ...]:
         """Keys that nobody asked for."""
-        return tuple(str(key) for key in self.mapping if key not in self._read)
+        return tuple(self._spelled(key) for key in self.mapping if key not in self._read)
 
     def note(self, fact: str, key: str = "", fix: str | None = None) -> None:
         """Record a notice about a key."""
-        self.notices.append(Notice(fact=fact, where=self.place(key), fix=fix))
+        self.notices.append(Notice(fact=self._spelled(fact), where=self.place(key), fix=fix and self._spelled(fix)))
 
     def refuse(self, key: str, fact: str, fix: str | None) -> NoReturn:
         """Raise about a key."""
-        raise EvenloadError(fact, where=self.place(key), fix=fix)
+        raise EvenloadError(self._spelled(fact), where=self.place(key), fix=fix and self._spelled(fix))
+
+    def _spelled(self, text: str) -> str:
+        """The text with every key as the file spells it."""
+        return re.sub(r"\w+", lambda word: self._spelling.get(word[0], word[0]), text) if self._spelling else text
 
     def _whole(self, key: str, value: object, *, least: int, most: int, fix: str | None = None) -> int:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from evenload.model.blocks import COMMON, Names, block
+from evenload.errors import Notice
+from evenload.model.blocks import COMMON, Names, block, embedding, head
 from evenload.model.keys import MOST_LAYERS, Keys
-from evenload.model.spec import Attention, Experts, FeedForward, LatentAttention, Layer
+from evenload.model.spec import Attention, Experts, FeedForward, LatentAttention, Layer, Model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,38 @@ class Family:
 
     Width, layer count and feed-forward width are never taken from here: without them a file says too little.
     """
+
+
+def assemble(
+    decoder: Decoder,
+    *,
+    name: str,
+    family: str,
+    tied: bool,
+    max_positions: int | None,
+    source: str,
+    ignored: tuple[str, ...],
+    notices: tuple[Notice, ...],
+) -> Model:
+    """The model around a decoder: embedding, blocks, MTP layers, head."""
+    return Model(
+        name=name,
+        family=family,
+        hidden=decoder.hidden,
+        vocabulary=decoder.vocabulary,
+        layers=(
+            embedding(decoder.hidden, decoder.vocabulary),
+            *decoder.blocks,
+            *decoder.mtp,
+            head(decoder.hidden, decoder.vocabulary, tied=tied),
+        ),
+        tied=tied,
+        final_softcap=decoder.final_softcap,
+        max_positions=max_positions,
+        source=source,
+        ignored=ignored,
+        notices=notices,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
