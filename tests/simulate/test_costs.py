@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.simulate.profiles import GIVEN, even_plan, given_plan, layer, profile_of
@@ -70,6 +72,14 @@ def test_full_recompute_brings_one_layer_back_at_a_time():
     assert costs.kept.tolist() == [[0.0]]
     assert costs.forward_peak.tolist() == [[6.0]]
     assert costs.backward_peak.tolist() == [[7.0]]
+
+
+def test_buffers_of_layers_add_to_those_of_the_stage():
+    block = replace(layer("block"), buffers=2.0)
+    profile = profile_of(block, blocks=("block",) * 4, buffers=lambda stage, layers: 10.0 * stage)
+    costs = chunk_costs(profile, even_plan(profile, pp=2, micro_batches=1))
+    assert costs.buffers.tolist() == [4.0, 14.0]
+    assert costs.static.tolist() == [0.0, 0.0]
 
 
 def test_buffers_outside_and_the_optimizer_step_are_asked_for_by_stage():

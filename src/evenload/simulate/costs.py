@@ -134,7 +134,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         )
     shape = (layout.interleave, layout.pp)
     table = np.zeros((6, *shape))
-    static = np.zeros((3, layout.pp))
+    static = np.zeros((4, layout.pp))
     cost_of = _Costs(profile)
     for chunk, stage, layers in layout.chunks():
         of_chunk = [cost_of(profile.blocks[layer], plan.for_layer(layer)) for layer in layers]
@@ -148,7 +148,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         table[:, chunk, stage] = _add_up(of_chunk)
         static[:, stage] += _static(map(profile.kind, kinds))
     forward, backward, recompute, kept, forward_peak, backward_peak = table
-    parameters, gradients, optimizer = static
+    parameters, gradients, optimizer, buffers = static
     return ChunkCosts(
         forward=forward,
         backward=backward,
@@ -160,7 +160,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         gradients=gradients,
         optimizer=optimizer,
         constant=np.full(layout.pp, float(profile.constant)),
-        buffers=_per_stage(profile, plan),
+        buffers=buffers + _per_stage(profile, plan),
         outside=np.full(layout.pp, float(profile.outside)),
         optimizer_transient=_optimizer_transient(profile, parameters),
     )
@@ -212,9 +212,9 @@ def _highest(segments: Iterable[Segment]) -> float:
 
 
 def _static(layers: Iterable[LayerProfile]) -> Floats:
-    sums = np.zeros(3)
+    sums = np.zeros(4)
     for layer in layers:
-        sums += (layer.parameters, layer.gradients, layer.optimizer)
+        sums += (layer.parameters, layer.gradients, layer.optimizer, layer.buffers)
     return sums
 
 
