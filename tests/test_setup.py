@@ -38,3 +38,26 @@ def test_a_degree_that_is_no_positive_whole_number_is_an_error(value):
     for name in ("tp", "etp"):
         with pytest.raises(EvenloadError, match=rf"\$\.{name}: {name} is "):
             Setup(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("dtype", "bf17", "did you mean 'bf16'?"),
+        ("dtype", 16, "use one of fp32, bf16, fp16, fp8"),
+        ("dtype", ["bf16"], "use one of"),
+        ("grad_dtype", "double", "use one of fp32"),
+        ("optimizer", "adam", "did you mean 'adamw'?"),
+        ("zero", 4, "use one of 0, 1, 2, 3"),
+        ("zero", True, "use one of 0, 1, 2, 3"),
+        ("backend", "pytorch", "did you mean 'torch'?"),
+        ("attention", None, "use one of sdpa, eager"),
+        ("sequence_parallel", 1, "give true or false"),
+        ("sequence_parallel", None, "give true or false"),
+        ("master_weights", "yes", "give true or false"),
+    ],
+)
+def test_a_word_that_is_not_known_is_an_error(name, value, fix):
+    with pytest.raises(EvenloadError, match=rf"\$\.{name}: {name} is ") as caught:
+        Setup(tp=2, **{name: value})
+    assert fix in caught.value.fix

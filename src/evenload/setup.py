@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, did_you_mean
 from evenload.model import Attention, Experts, LatentAttention, Model
 
 DType = Literal["fp32", "bf16", "fp16", "fp8"]
 WIDTH: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one element."""
+
+
+_WORDS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+    {
+        "zero": (0, 1, 2, 3),
+        "dtype": tuple(WIDTH),
+        "grad_dtype": (None, *WIDTH),
+        "optimizer": ("adamw", "sgd", "none"),
+        "optimizer_dtype": (None, *WIDTH),
+        "attention": ("sdpa", "eager"),
+        "backend": ("torch", "megatron", "mindspore"),
+    }
+)
+"""Fields of `Setup` that take one of a few values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +85,12 @@ class Setup:
                 raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
             if value > 2**24:
                 raise EvenloadError(f"{name} is {value}, which no run has", where=f"$.{name}", fix="check the number")
+        for name, known in _WORDS.items():
+            _check_word(name, getattr(self, name), known)
+        for name in ("sequence_parallel", "master_weights"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "master_weights" and value is None):
+                raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give true or false")
         if self.sequence_parallel and self.tp == 1:
             object.__setattr__(self, "sequence_parallel", False)  # nothing to divide by
 
@@ -148,6 +170,8 @@ def check_setup(model: Model, setup: Setup) -> None:
     for layer in model.kinds():
         if isinstance(layer.attention, Attention | LatentAttention):
             _divides("tp", setup.tp, layer.attention.heads, f"attention heads of a {layer.kind} layer")
+        if isinstance(layer.attention, Attention) and setup.tp % layer.attention.kv_heads:
+            _divides("tp", setup.tp, layer.attention.kv_heads, f"key/value heads of a {layer.kind} layer")
         if isinstance(layer.feed_forward, Experts):
             _divides("ep", setup.ep, layer.feed_forward.experts, f"experts of a {layer.kind} layer")
             _divides("etp", setup.expert_tp, layer.feed_forward.intermediate, "expert width")
@@ -168,6 +192,14 @@ def check_setup(model: Model, setup: Setup) -> None:
             where="$.pp",
             fix="lower pp or interleave",
         )
+
+
+def _check_word(name: str, value: object, known: tuple[object, ...]) -> None:
+    if any(value == word and type(value) is type(word) for word in known):
+        return
+    words = [str(word) for word in known if word is not None]
+    hint = did_you_mean(value, words) if isinstance(value, str) else None
+    raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix=hint or f"use one of {', '.join(words)}")
 
 
 def _divides(name: str, degree: int, size: int, what: str) -> None:

@@ -92,7 +92,8 @@ def test_a_directory_a_file_and_a_preset_are_told_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  ", "no/such/config.json", "nope.json", "nope.yaml", "a\0b", "x" * 5000, "/", "pkg.mod:build", "--pp"]
+    "text",
+    ["", "  ", "no/such/config.json", "nope.json", "nope.yaml", "a\0b", "x" * 5000, "/", "pkg.mod:build", "--pp"],
 )
 def test_what_is_no_model_is_refused_with_a_fix(text):
     with pytest.raises(EvenloadError) as caught:
