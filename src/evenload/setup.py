@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from evenload.errors import EvenloadError, did_you_mean
-from evenload.model import Attention, Experts, LatentAttention, Model
+from evenload.errors import EvenloadError, Notice, did_you_mean
+from evenload.model import Attention, Experts, Layer, Model
 
 DType = Literal["fp32", "bf16", "fp16", "fp8"]
 WIDTH: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 """Bytes of one element."""
 
-
+_MOST: Final = {
+    **dict.fromkeys(("pp", "tp", "cp", "ep", "etp"), 2**12),
+    "dp": 2**18,
+    "interleave": 2**10,
+    "micro_batch": 2**16,
+    "micro_batches": 2**16,
+    "seq": 2**26,
+}
+"""Larger values are typing errors, and would take hours to lay out."""
+_MOST_DEVICES: Final = 2**20
 _WORDS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "zero": (0, 1, 2, 3),
@@ -77,20 +86,28 @@ class Setup:
     """Name of a hardware preset, see `evenload.profile.hardware`."""
 
     def __post_init__(self) -> None:
-        for name in ("pp", "interleave", "tp", "cp", "dp", "ep", "etp", "micro_batch", "micro_batches", "seq"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
             if name == "etp" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
-            if value > 2**24:
-                raise EvenloadError(f"{name} is {value}, which no run has", where=f"$.{name}", fix="check the number")
+            if value > most:
+                raise EvenloadError(
+                    f"{name} is {value}, which no run has", where=f"$.{name}", fix=f"check it; at most {most} is read"
+                )
         for name, known in _WORDS.items():
             _check_word(name, getattr(self, name), known)
         for name in ("sequence_parallel", "master_weights"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "master_weights" and value is None):
                 raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give true or false")
+        if self.devices > _MOST_DEVICES:
+            raise EvenloadError(
+                f"pp * tp * cp * dp is {self.devices} devices, which no run has",
+                where="$.dp",
+                fix=f"check the degrees; at most {_MOST_DEVICES} devices are read",
+            )
         if self.sequence_parallel and self.tp == 1:
             object.__setattr__(self, "sequence_parallel", False)  # nothing to divide by
 
@@ -161,39 +178,6 @@ class Setup:
         return self.micro_batch * self.seq // self.cp
 
 
-def check_setup(model: Model, setup: Setup) -> None:
-    """Raise if the degrees do not divide what they must divide.
-
-    Raises:
-        EvenloadError: with the degree, the size it must divide, and the nearest legal values.
-    """
-    for layer in model.kinds():
-        if isinstance(layer.attention, Attention | LatentAttention):
-            _divides("tp", setup.tp, layer.attention.heads, f"attention heads of a {layer.kind} layer")
-        if isinstance(layer.attention, Attention) and setup.tp % layer.attention.kv_heads:
-            _divides("tp", setup.tp, layer.attention.kv_heads, f"key/value heads of a {layer.kind} layer")
-        if isinstance(layer.feed_forward, Experts):
-            _divides("ep", setup.ep, layer.feed_forward.experts, f"experts of a {layer.kind} layer")
-            _divides("etp", setup.expert_tp, layer.feed_forward.intermediate, "expert width")
-            _divides("tp", setup.tp, layer.feed_forward.shared_intermediate, "width of the shared experts")
-        elif layer.feed_forward is not None:
-            _divides("tp", setup.tp, layer.feed_forward.intermediate, f"feed-forward width of a {layer.kind} layer")
-    if setup.ep > 1 and not any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
-        raise EvenloadError(f"ep is {setup.ep}, but {model.name} has no experts", where="$.ep", fix="leave ep at 1")
-    _divides("ep", setup.ep, setup.dp * setup.cp * setup.tp, "dp * cp * tp")
-    _divides("etp", setup.expert_tp, setup.dp * setup.cp * setup.tp // setup.ep, "dp * cp * tp / ep")
-    _divides("cp", setup.cp, setup.seq, "sequence length")
-    if setup.sequence_parallel:
-        _divides("tp", setup.tp, setup.seq // setup.cp, "sequence length after cp (sequence parallel)")
-    if setup.chunks > max(1, len(model.blocks)):
-        raise EvenloadError(
-            f"pp {setup.pp} x interleave {setup.interleave} needs {setup.chunks} chunks, "
-            f"but {model.name} has {len(model.blocks)} layers",
-            where="$.pp",
-            fix="lower pp or interleave",
-        )
-
-
 def _check_word(name: str, value: object, known: tuple[object, ...]) -> None:
     if any(value == word and type(value) is type(word) for word in known):
         return
@@ -202,12 +186,154 @@ def _check_word(name: str, value: object, known: tuple[object, ...]) -> None:
     raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix=hint or f"use one of {', '.join(words)}")
 
 
-def _divides(name: str, degree: int, size: int, what: str) -> None:
-    if size % degree:
-        legal = [d for d in range(1, size + 1) if size % d == 0]
-        near = sorted(sorted(legal, key=lambda d: abs(d - degree))[:3])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rule:
+    """What one degree must fulfil."""
+
+    fact: str
+    """What is wrong if it does not hold, after the name and the value of the degree."""
+    holds: Callable[[int], bool]
+    """Whether a value of the degree is legal, all others as they are."""
+
+
+def check_setup(model: Model, setup: Setup) -> tuple[Notice, ...]:
+    """Raise if the degrees do not divide what they must divide.
+
+    Returns:
+        What is legal, but without effect or beyond what the model was made for.
+
+    Raises:
+        EvenloadError: with the degree, the size it must divide, and the nearest values that break none of its rules.
+    """
+    if setup.ep > 1 and not _has_experts(model):
+        raise EvenloadError(f"ep is {setup.ep}, but {model.name} has no experts", where="$.ep", fix="leave ep at 1")
+    if setup.chunks > len(model.blocks):
         raise EvenloadError(
-            f"{name} {degree} does not divide {size} ({what})",
-            where=f"$.{name}",
-            fix=f"use one of {', '.join(map(str, near))}",
+            f"pp {setup.pp} x interleave {setup.interleave} needs {setup.chunks} chunks, "
+            f"but {model.name} has {len(model.blocks)} layers",
+            where="$.pp" if setup.pp > 1 else "$.interleave",
+            fix=f"lower them until pp x interleave is at most {len(model.blocks)}",
         )
+    for degree, rules in (
+        ("ep", _expert_rules(model, setup)),
+        ("tp", _tensor_rules(model, setup)),
+        ("etp", _expert_tensor_rules(model, setup)),
+        ("cp", _context_rules(setup)),
+    ):
+        value = setup.expert_tp if degree == "etp" else getattr(setup, degree)
+        broken = next((rule for rule in rules if not rule.holds(value)), None)
+        if broken is not None:
+            raise EvenloadError(
+                f"{degree} {value} {broken.fact}", where=f"$.{degree}", fix=_legal_values(degree, value, rules)
+            )
+    return _notices(model, setup)
+
+
+def _expert_rules(model: Model, setup: Setup) -> list[_Rule]:
+    """`ep` deals whole experts to the ranks of one stage."""
+    rules = [
+        _divides(layer.feed_forward.experts, f"the {{size}} experts of a {layer.kind} layer")
+        for layer in model.kinds()
+        if isinstance(layer.feed_forward, Experts)
+    ]
+    return [*rules, _divides(setup.tp * setup.cp * setup.dp, "the {size} ranks of a stage (tp * cp * dp)")]
+
+
+def _tensor_rules(model: Model, setup: Setup) -> list[_Rule]:
+    """`tp` deals heads and columns; key and value heads may be repeated where there are fewer than ranks."""
+    rules: list[_Rule] = []
+    for layer in model.kinds():
+        if layer.attention is not None:
+            rules.append(_divides(layer.attention.heads, f"the {{size}} attention heads of a {layer.kind} layer"))
+        if isinstance(layer.attention, Attention):
+            rules.append(_key_value_rule(layer, layer.attention.kv_heads, setup.backend))
+        if isinstance(layer.feed_forward, Experts):
+            shared = layer.feed_forward.shared_intermediate
+            rules.append(_divides(shared, f"the width {{size}} of the shared experts of a {layer.kind} layer"))
+        elif layer.feed_forward is not None:
+            width = layer.feed_forward.intermediate
+            rules.append(_divides(width, f"the feed-forward width {{size}} of a {layer.kind} layer"))
+    if setup.backend == "mindspore":
+        rules.append(_divides(model.hidden, "the hidden width {size}, as MindFormers demands"))
+    if setup.sequence_parallel:
+        tokens = setup.seq // setup.cp
+        rules.append(_divides(tokens, "the {size} tokens of a sequence that sequence parallelism divides"))
+    return rules
+
+
+def _key_value_rule(layer: Layer, kv_heads: int, backend: str) -> _Rule:
+    """Key and value heads are dealt, or each is held by as many ranks as there are too many.
+
+    MindFormers does not repeat them, nor can a projection that makes query, key and value in one matrix.
+    """
+    fused = any(tensor.name.startswith("self_attn.qkv_proj") for tensor in layer.tensors)
+    if fused or backend == "mindspore":
+        why = "whose projection is fused" if fused else "which MindFormers does not repeat"
+        return _divides(kv_heads, f"the {{size}} key/value heads of a {layer.kind} layer, {why}")
+    return _Rule(
+        fact=f"neither divides the {kv_heads} key/value heads of a {layer.kind} layer nor is a multiple of them",
+        holds=lambda tp: kv_heads % tp == 0 or tp % kv_heads == 0,
+    )
+
+
+def _expert_tensor_rules(model: Model, setup: Setup) -> list[_Rule]:
+    """`etp` divides the columns of one expert over ranks that `ep` leaves."""
+    rules = [
+        _divides(layer.feed_forward.intermediate, f"the expert width {{size}} of a {layer.kind} layer")
+        for layer in model.kinds()
+        if isinstance(layer.feed_forward, Experts)
+    ]
+    if not rules:
+        return []
+    left = setup.tp * setup.cp * setup.dp // setup.ep
+    return [*rules, _divides(left, "the {size} ranks of a stage that ep leaves (tp * cp * dp / ep)")]
+
+
+def _context_rules(setup: Setup) -> list[_Rule]:
+    """`cp` divides the sequence; a causal mask is balanced by giving each rank an early and a late piece.
+
+    Source: Megatron-LM's context parallelism and `torch.distributed.tensor.experimental.context_parallel`, which cut
+    the sequence into 2 * cp pieces. MindFormers cuts it into cp pieces.
+    """
+    pieces = 1 if setup.backend == "mindspore" else 2
+    return [
+        _Rule(
+            fact=f"cannot cut the sequence of {setup.seq} tokens into {pieces} x cp equal pieces",
+            holds=lambda cp: cp == 1 or setup.seq % (pieces * cp) == 0,
+        )
+    ]
+
+
+def _divides(size: int, what: str) -> _Rule:
+    """The degree divides a size; `what` says which, with `{size}` in its place."""
+    return _Rule(fact=f"does not divide {what.format(size=size)}", holds=lambda d: size % d == 0)
+
+
+def _legal_values(degree: str, value: int, rules: list[_Rule]) -> str:
+    legal = [d for d in range(1, _MOST[degree] + 1) if all(rule.holds(d) for rule in rules)]
+    if not legal:
+        return "change what it must divide"  # a rule that even 1 breaks
+    *others, last = sorted(sorted(legal, key=lambda d: (abs(d - value), d))[:3])
+    return f"use {', '.join(map(str, others))} or {last}" if others else f"use {last}"
+
+
+def _has_experts(model: Model) -> bool:
+    return any(isinstance(layer.feed_forward, Experts) for layer in model.kinds())
+
+
+def _notices(model: Model, setup: Setup) -> tuple[Notice, ...]:
+    notices: list[Notice] = []
+    if model.max_positions is not None and setup.seq > model.max_positions:
+        notices.append(
+            Notice(
+                fact=f"seq is {setup.seq}, but {model.name} is made for at most {model.max_positions} positions",
+                where="$.seq",
+            )
+        )
+    if setup.zero and setup.dp * setup.cp == 1:
+        notices.append(
+            Notice(fact=f"zero {setup.zero} divides nothing: dp * cp is 1", where="$.zero", fix="raise dp or leave out")
+        )
+    if setup.etp is not None and not _has_experts(model):
+        notices.append(Notice(fact=f"etp changes nothing: {model.name} has no experts", where="$.etp"))
+    return tuple(notices)
