@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
+from reprlib import Repr
 from typing import Any, Final, TypeGuard
 
 from evenload.errors import EvenloadError
 
 MOST: Final = 100_000
 """Layers, stages or chunks beyond which a number is a slip and not a model."""
+
+_SHORT: Final = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: short, whatever the caller passed."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to spell out very long integers
+        return "a very long number"
 
 
 def whole(value: Any, where: str, *, least: int | None = None, fix: str = "write a whole number such as 1") -> int:
@@ -19,12 +31,12 @@ def whole(value: Any, where: str, *, least: int | None = None, fix: str = "write
         EvenloadError: another type, below `least`, or absurdly large.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise EvenloadError(f"{value!r} is not a whole number", where=where, fix=fix)
+        raise EvenloadError(f"{shown(value)} is not a whole number", where=where, fix=fix)
     number = index(value)
+    if abs(number) > MOST:
+        raise EvenloadError(f"{shown(number)} is beyond {MOST}", where=where, fix="check the number")
     if least is not None and number < least:
         raise EvenloadError(f"{number} is below {least}", where=where, fix=f"give at least {least}")
-    if abs(number) > MOST:
-        raise EvenloadError(f"{number} is beyond {MOST}", where=where, fix="check the number")
     return number
 
 
@@ -51,4 +63,4 @@ def flag(value: Any, where: str) -> bool:
     """
     if isinstance(value, bool):
         return value
-    raise EvenloadError(f"{value!r} is neither true nor false", where=where, fix="write true or false")
+    raise EvenloadError(f"{shown(value)} is neither true nor false", where=where, fix="write true or false")

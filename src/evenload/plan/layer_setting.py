@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from evenload.errors import Notice
 from evenload.plan.checks import flag, whole
 from evenload.plan.layout import Layout, Table
+from evenload.plan.mindformers_differences import after_drops, differences
 from evenload.plan.offset import as_mindformers_reads, read_offset
-from evenload.plan.policy import LEVEL, Policy, layer_ranges
-from evenload.plan.recompute_lists import RecomputeLists, Switched, read_recompute_lists
+from evenload.plan.policy import Policy
+from evenload.plan.recompute_lists import Switched, read_recompute_lists
 
 Counts = list[list[int]]
 """Layers of [interleave][stage]."""
@@ -112,7 +112,12 @@ class LayerSetting:
             mp_comm=flag(mp_comm_recompute, "$.mp_comm_recompute"),
             slice_activation=flag(recompute_slice_activation, "$.recompute_slice_activation"),
         )
-        self.notices = (*read_as, *self.layout.notices(), *self._lists.notices, *_differences(self._lists, swap=swap))
+        self.notices = (
+            *read_as,
+            *self.layout.notices(),
+            *self._lists.notices,
+            *differences(self._lists, swap=swap, slices_lists=recompute_slice_activation and recompute is not True),
+        )
 
     @property
     def layer_list(self) -> Counts:
@@ -142,12 +147,12 @@ class LayerSetting:
     @property
     def select_recompute(self) -> dict[str, Counts]:
         """Pattern -> layers of [interleave][stage], without the patterns that MindFormers drops for an exclude."""
-        return _left_by(self._lists.select, self._lists.select_exclude)
+        return _tables(after_drops(self._lists.select, self._lists.select_exclude))
 
     @property
     def select_comm_recompute(self) -> dict[str, Counts]:
         """As `select_recompute`, for collectives."""
-        return _left_by(self._lists.comm, self._lists.comm_exclude)
+        return _tables(after_drops(self._lists.comm, self._lists.comm_exclude))
 
     @property
     def select_recompute_exclude(self) -> dict[str, Counts]:
@@ -197,60 +202,6 @@ class LayerSetting:
 
     def __str__(self) -> str:
         return "\n".join(self.log_lines())
-
-
-def dropped_by(exclude: str, patterns: Mapping[str, object]) -> str | None:
-    """The pattern that MindFormers drops for an exclude pattern: the first whose levels match it, either way round.
-
-    Source: MindFormers r1.6, recorded on its own class (see `docs/differences.md`).
-    """
-    levels = exclude.split(LEVEL)
-    for pattern in patterns:
-        others = pattern.split(LEVEL)
-        if len(levels) == len(others) and all(
-            re.fullmatch(level, other) or re.fullmatch(other, level)
-            for level, other in zip(levels, others, strict=True)
-        ):
-            return pattern
-    return None
-
-
-def _left_by(patterns: Mapping[str, Switched], excludes: Mapping[str, Switched]) -> dict[str, Counts]:
-    left = dict(patterns)
-    for exclude in excludes:
-        pattern = dropped_by(exclude, left)
-        if pattern is not None:
-            del left[pattern]
-    return _tables(left)
-
-
-def _differences(lists: RecomputeLists, *, swap: bool) -> list[Notice]:
-    """Where an exclude does something else in MindFormers."""
-    notices: list[Notice] = []
-    for name, patterns, excludes in (
-        ("select_recompute", lists.select, lists.select_exclude),
-        ("select_comm_recompute", lists.comm, lists.comm_exclude),
-    ):
-        where = f"$.{name}_exclude"
-        if swap and excludes:
-            notices.append(Notice(fact="with swap on, MindFormers ignores this list; evenload follows it", where=where))
-            continue
-        left = dict(patterns)
-        for exclude, switched in excludes.items():
-            pattern = dropped_by(exclude, left)
-            if pattern is None:
-                continue
-            kept = left.pop(pattern).layers - switched.layers - lists.full.layers
-            if kept:
-                notices.append(
-                    Notice(
-                        fact=f"MindFormers drops '{pattern}' from {name} on every layer; evenload excludes "
-                        f"'{exclude}' only where the list says, and keeps '{pattern}' on layers {layer_ranges(kept)}",
-                        where=f"{where}['{exclude}']",
-                        fix=f"to have the same in both, give the layers of '{pattern}' as counts and no exclude",
-                    )
-                )
-    return notices
 
 
 def _tables(patterns: Mapping[str, Switched]) -> dict[str, Counts]:

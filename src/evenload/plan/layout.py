@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import cast
 
 from evenload.errors import EvenloadError, Notice
-from evenload.plan.checks import listed, whole
+from evenload.plan.checks import listed, shown, whole
 from evenload.plan.offset import OffsetLike, Table, even_table, read_offset
 
 __all__ = ["Layout", "Table"]
@@ -38,7 +38,7 @@ class Layout:
     def __post_init__(self) -> None:
         for chunk, row in enumerate(self.table):
             if not listed(row):
-                raise EvenloadError(f"{row!r} is not a row of layer counts", where=f"$.table[{chunk}]")
+                raise EvenloadError(f"{shown(row)} is not a row of layer counts", where=f"$.table[{chunk}]")
         rows = tuple(map(tuple, self.table))
         object.__setattr__(self, "table", rows)  # lists are welcome; the value keeps none of the caller's
         if not rows or not rows[0]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from evenload.errors import EvenloadError, Notice
-from evenload.plan.checks import MOST, listed, whole
+from evenload.plan.checks import MOST, listed, shown, whole
 
 Table = tuple[tuple[int, ...], ...]
 """Counts indexed [chunk][stage]."""
@@ -74,7 +74,16 @@ def as_mindformers_reads(offset: Any) -> tuple[Any, tuple[Notice, ...]]:
     accepted with a notice. What has no such reading is left as it is, for `read_offset` to refuse.
     """
     notices: list[Notice] = []
-    return _numbers(offset, "$.offset", notices), tuple(notices)
+    if not listed(offset):
+        return _number(offset, "$.offset", notices), tuple(notices)
+    read: list[Any] = []
+    for chunk, row in enumerate(offset):
+        where = f"$.offset[{chunk}]"
+        if listed(row):
+            read.append([_number(entry, f"{where}[{stage}]", notices) for stage, entry in enumerate(row)])
+        else:
+            read.append(_number(row, where, notices))
+    return read, tuple(notices)
 
 
 def _rows(offset: Any, pp: int, interleave: int, example: str) -> Table:
@@ -93,7 +102,7 @@ def _rows(offset: Any, pp: int, interleave: int, example: str) -> Table:
 
 def _row(row: Any, pp: int, where: str, example: str) -> tuple[int, ...]:
     if not listed(row):
-        raise EvenloadError(f"{row!r} stands where a row of {pp} numbers should", where=where, fix=example)
+        raise EvenloadError(f"{shown(row)} stands where a row of {pp} numbers should", where=where, fix=example)
     if len(row) != pp:
         raise EvenloadError(
             f"{len(row)} entries for {pp} stages", where=where, fix=f"give one entry per stage; {example}"
@@ -132,9 +141,7 @@ def _example(num_layers: int, pp: int, interleave: int) -> str:
     return f"offset: {rows if interleave > 1 else rows[0]} works"
 
 
-def _numbers(value: Any, where: str, notices: list[Notice]) -> Any:
-    if listed(value):
-        return [_numbers(entry, f"{where}[{place}]", notices) for place, entry in enumerate(value)]
+def _number(value: Any, where: str, notices: list[Notice]) -> Any:
     if not isinstance(value, bool | float | str):
         return value
     try:
@@ -142,5 +149,5 @@ def _numbers(value: Any, where: str, notices: list[Notice]) -> Any:
     except (ValueError, OverflowError):  # not a number, infinite, or text that is none
         return value
     if not (isinstance(value, float) and value.is_integer()):
-        notices.append(Notice(fact=f"{value!r} is read as {number}", where=where, fix=f"write {number}"))
+        notices.append(Notice(fact=f"{shown(value)} is read as {number}", where=where, fix=f"write {number}"))
     return number

@@ -13,7 +13,10 @@ from enum import StrEnum
 from typing import Final
 
 from evenload.errors import EvenloadError
+from evenload.plan.checks import whole
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout, Table
+from evenload.plan.patterns import compile_pattern
 
 DEFAULT_SELECT: Final = (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu")
 """Operators of `select_recompute: True` (MindFormers r1.x)."""
@@ -21,6 +24,7 @@ DEFAULT_COMM: Final = (r".*\.norm",)
 """Operators whose communication `select_comm_recompute: True` re-runs (MindFormers r1.x)."""
 LEVEL: Final = r"\."
 """What separates the levels of a pattern; every level between is a regular expression of its own."""
+_PLAIN: Final = re.compile(r"\w+")
 
 
 class Recompute(StrEnum):
@@ -149,10 +153,8 @@ class Policy:
 
 def counts(layers: Layers, layout: Layout) -> Table:
     """How many layers of the set every chunk holds, as [chunk][stage]."""
-    return tuple(
-        tuple(sum(layer in layers for layer in layout.layers(chunk, stage)) for stage in range(layout.pp))
-        for chunk in range(layout.interleave)
-    )
+    held = [len(layers.intersection(chunk)) for _, _, chunk in layout.chunks()]
+    return tuple(tuple(held[first : first + layout.pp]) for first in range(0, len(held), layout.pp))
 
 
 def first_layers(table: Table, layout: Layout) -> Layers:
@@ -195,28 +197,25 @@ def covers(exclude: str, pattern: str) -> bool:
     """
     if exclude == pattern:
         return True
-    wide, narrow = exclude.split(LEVEL), pattern.split(LEVEL)
-    return (
-        len(wide) == len(narrow)
-        and all(re.fullmatch(r"\w+", name) for name in narrow)
-        and all(re.fullmatch(level, name) for level, name in zip(wide, narrow, strict=True))
-    )
+    names = tuple(pattern.split(LEVEL))
+    return all(map(_PLAIN.fullmatch, names)) and compile_pattern(exclude).matches(names)
 
 
-def layer_ranges(layers: Layers) -> str:
-    """A set of layers as short text.
+def recompute_units(num_layers: int, group: int) -> tuple[range, ...]:
+    """The layers of one chunk in units that are recomputed together, the last one as short as it must be.
+
+    Megatron's `--recompute-method uniform --recompute-num-layers group`: one input is kept a unit. A group of 1 is full
+    recompute of every layer.
 
     Examples:
-        >>> layer_ranges(frozenset({0, 1, 2, 5}))
-        '0-2, 5'
+        >>> [len(unit) for unit in recompute_units(24, 7)]
+        [7, 7, 7, 3]
+
+    Raises:
+        EvenloadError: a negative number of layers, or a group below 1.
     """
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1][1:] = [layer]
-        else:
-            runs.append([layer])
-    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
+    num_layers, group = whole(num_layers, "$.num_layers", least=0), whole(group, "$.group", least=1)
+    return tuple(range(first, min(first + group, num_layers)) for first in range(0, num_layers, group))
 
 
 def _naming(patterns: Mapping[str, Layers], layer: int) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from evenload.errors import EvenloadError, Notice
-from evenload.plan.checks import listed, mapped, named, whole
+from evenload.plan.checks import listed, mapped, named, shown, whole
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout, Table
+from evenload.plan.patterns import compile_pattern
 from evenload.plan.policy import (
     DEFAULT_COMM,
     DEFAULT_SELECT,
@@ -23,7 +25,6 @@ from evenload.plan.policy import (
     Policy,
     counts,
     first_layers,
-    layer_ranges,
 )
 
 _FORMS: Final = "write true, false, one count per stage, or one row of counts per interleave"
@@ -138,7 +139,7 @@ class _Reader:
         if named(value) or mapped(value):
             return self.patterns(value, where, ())
         if value is not None and value is not False:
-            self.note(f"{value!r} names no pattern, so nothing is excluded", where, "list the patterns to exclude")
+            self.note(f"{shown(value)} names no pattern, so nothing is excluded", where, "list the patterns to exclude")
         return {}
 
     def switch(self, value: Any, where: str) -> Switched:
@@ -146,7 +147,7 @@ class _Reader:
         if isinstance(value, bool):
             return self._all() if value else self._none()
         if not listed(value):
-            raise EvenloadError(f"{value!r} says nothing about layers", where=where, fix=_FORMS)
+            raise EvenloadError(f"{shown(value)} says nothing about layers", where=where, fix=_FORMS)
         if value and named(value):
             return self._all()
         if self.layer_ids:
@@ -185,7 +186,11 @@ class _Reader:
         """Counts per stage, dealt one at a time over the interleaves, each capped at the layers of its chunk."""
         layout = self.layout
         if len(value) > layout.pp:
-            raise EvenloadError(f"{len(value)} counts for {layout.pp} stages", where=where, fix=_FORMS)
+            raise EvenloadError(
+                f"{len(value)} counts for {layout.pp} stages",
+                where=where,
+                fix=f"give {layout.pp} counts, one per stage",
+            )
         if value and len(value) < layout.pp:
             self.note(
                 f"{len(value)} counts for {layout.pp} stages: the other stages recompute nothing here",
@@ -198,7 +203,9 @@ class _Reader:
             entry = value[stage] if stage < len(value) else False
             count = _count(entry, sum(held), f"{where}[{stage}]")
             if count < 0:
-                raise EvenloadError(f"{count} layers cannot be recomputed", where=f"{where}[{stage}]", fix=_FORMS)
+                raise EvenloadError(
+                    f"{count} layers cannot be recomputed", where=f"{where}[{stage}]", fix="write 0 for none of them"
+                )
             if count > sum(held):
                 above.append(f"[{stage}] asks for {count} layers, stage {stage} has {sum(held)}")
             columns.append(_deal(min(count, sum(held)), held))
@@ -221,7 +228,7 @@ class _Reader:
             row = [entry] * layout.pp if isinstance(entry, bool) else entry
             if not listed(row):
                 raise EvenloadError(
-                    f"{entry!r} stands where a row of counts should",
+                    f"{shown(entry)} stands where a row of counts should",
                     where=f"{where}[{chunk}]",
                     fix=f"give {layout.interleave} rows of {layout.pp} counts, or true or false for a whole row",
                 )
@@ -251,17 +258,11 @@ class _Reader:
 
     def _check_pattern(self, pattern: Any, where: str) -> None:
         if not isinstance(pattern, str):
-            raise EvenloadError(f"{pattern!r} is not a pattern", where=where, fix=r"write text such as 'mlp\.act_fn'")
-        for level in pattern.split(LEVEL):
-            try:
-                re.compile(level)
-            except (re.error, OverflowError, RecursionError) as error:
-                inside = "[" in level and "]" not in level
-                raise EvenloadError(
-                    f"level {level!r} of pattern '{pattern}' is no regular expression: {error}",
-                    where=where,
-                    fix=r"\. always separates levels; inside [...] write a plain dot" if inside else None,
-                ) from None
+            raise EvenloadError(f"{shown(pattern)} is no pattern", where=where, fix=r"write text such as 'mlp\.act_fn'")
+        try:
+            compile_pattern(pattern)
+        except EvenloadError as error:
+            raise error.at(where) from None
         if LEVEL not in pattern and _BARE_DOT.search(pattern):
             escaped = _BARE_DOT.sub(lambda _: LEVEL, pattern)
             self.note(f"pattern '{pattern}' is a single level: a plain dot separates nothing", where, f"'{escaped}'?")
