@@ -141,6 +141,50 @@ def test_an_exclude_takes_nothing_from_a_layer_that_it_does_not_name(given_setti
             assert setting.for_layer(layer) == without.for_layer(layer)
 
 
+ANYTHING = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 9),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=6),
+        st.binary(max_size=3),
+        st.sampled_from([r"a\.b", "a.b", "(", r"[\.]", "(a+)+", "*", 10**40]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=4), st.integers(), st.none()), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(
+            ("num_layers", "pp", "pp_interleave_num", "offset", "recompute", *NAMES, "swap", "mp_comm_recompute"),
+            ANYTHING,
+        ),
+    )
+)
+def test_whatever_the_settings_are_the_answer_is_a_setting_or_advice(anything: dict[str, Any]) -> None:
+    try:
+        setting = LayerSetting(**{"num_layers": 8, "pp": 2} | anything)
+    except EvenloadError as error:
+        where = error.where
+    else:
+        where = "$."
+        assert setting.layout.num_layers == anything.get("num_layers", 8)
+        assert all(str(notice) for notice in setting.notices)
+        assert len(setting.log_lines()) >= 7
+        assert setting.for_layer(0).layer == 0
+    assert where is not None
+    assert where.startswith("$.")
+
+
 def test_the_flags_are_true_or_false() -> None:
     for name in ("parallel_optimizer_comm_recompute", "mp_comm_recompute", "recompute_slice_activation", "swap"):
         for value in (1, "yes", None):

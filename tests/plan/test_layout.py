@@ -61,6 +61,15 @@ def test_a_layer_outside_the_layout_has_no_place() -> None:
     for layer in (-1, 4):
         with pytest.raises(EvenloadError, match="no layer"):
             layout.place(layer)
+    for layer in (0.5, "0", True, None):
+        with pytest.raises(EvenloadError, match="not a whole number"):
+            layout.place(layer)
+
+
+@pytest.mark.parametrize("table", [None, 4, "44", {}, (), ((),), ((1,), (1, 2)), (1, 2), ((1, -1),), ((1, 0.5),)])
+def test_what_is_no_table_is_refused(table: object) -> None:
+    with pytest.raises(EvenloadError):
+        Layout(table)
 
 
 def test_counts_may_be_one_row_or_one_row_a_chunk() -> None:
@@ -68,7 +77,9 @@ def test_counts_may_be_one_row_or_one_row_a_chunk() -> None:
     assert Layout.from_counts([[2, 3], (1, 0)]) == Layout(((2, 3), (1, 0)))
 
 
-@pytest.mark.parametrize("counts", [[], [[]], [[1], [1, 2]], [1, [2]], [-1, 2], [1.0], [True], [None], ["3"], "33"])
+@pytest.mark.parametrize(
+    "counts", [[], [[]], [[1], [1, 2]], [1, [2]], [-1, 2], [1.0], [True], [None], ["3"], "33", None, 5, {}]
+)
 def test_counts_that_are_none_are_refused(counts: object) -> None:
     with pytest.raises(EvenloadError):
         Layout.from_counts(counts)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 from evenload.errors import EvenloadError, Notice
 from evenload.plan.checks import listed, shown, whole
@@ -36,22 +36,7 @@ class Layout:
     """Layers of [chunk][stage]; every row has one entry a stage."""
 
     def __post_init__(self) -> None:
-        for chunk, row in enumerate(self.table):
-            if not listed(row):
-                raise EvenloadError(f"{shown(row)} is not a row of layer counts", where=f"$.table[{chunk}]")
-        rows = tuple(map(tuple, self.table))
-        object.__setattr__(self, "table", rows)  # lists are welcome; the value keeps none of the caller's
-        if not rows or not rows[0]:
-            raise EvenloadError("a layout needs at least one chunk and one stage", where="$.table")
-        for chunk, row in enumerate(rows):
-            if len(row) != len(rows[0]):
-                raise EvenloadError(
-                    f"row {chunk} has {len(row)} stages, row 0 has {len(rows[0])}",
-                    where=f"$.table[{chunk}]",
-                    fix="give every chunk one entry per stage",
-                )
-            for stage, count in enumerate(row):
-                whole(count, f"$.table[{chunk}][{stage}]", least=0)
+        object.__setattr__(self, "table", _checked(self.table))  # lists are welcome; none of the caller's is kept
 
     @property
     def pp(self) -> int:
@@ -98,7 +83,7 @@ class Layout:
         Raises:
             EvenloadError: no such layer.
         """
-        if not 0 <= layer < self.num_layers:
+        if not 0 <= whole(layer, "$.layer") < self.num_layers:
             raise EvenloadError(f"there is no layer {layer}: the layout holds layers 0 to {self.num_layers - 1}")
         flat = [count for row in self.accumulated for count in row]
         return divmod(bisect_right(flat, layer), self.pp)
@@ -168,7 +153,7 @@ class Layout:
         Raises:
             EvenloadError: no counts, rows of different length, or a count that is no whole number of at least zero.
         """
-        nested = any(listed(entry) for entry in counts)
+        nested = listed(counts) and any(listed(entry) for entry in counts)
         return cls(cast("Table", counts if nested else (counts,)))
 
     @classmethod
@@ -194,6 +179,28 @@ class Layout:
             table[-1][stage] += 1
             before = stage
         return cls(tuple(map(tuple, table)))
+
+
+def _checked(table: Any) -> Table:
+    if not listed(table):
+        raise EvenloadError(
+            f"{shown(table)} is no table of layer counts", where="$.table", fix="give one row per chunk"
+        )
+    rows: list[tuple[int, ...]] = []
+    for chunk, row in enumerate(table):
+        where = f"$.table[{chunk}]"
+        if not listed(row):
+            raise EvenloadError(f"{shown(row)} is no row of layer counts", where=where, fix="give one entry per stage")
+        rows.append(tuple(whole(count, f"{where}[{stage}]", least=0) for stage, count in enumerate(row)))
+        if len(row) != len(rows[0]):
+            raise EvenloadError(
+                f"row {chunk} has {len(row)} stages, row 0 has {len(rows[0])}",
+                where=where,
+                fix="give every chunk one entry per stage",
+            )
+    if not rows or not rows[0]:
+        raise EvenloadError("a layout needs at least one chunk and one stage", where="$.table")
+    return tuple(rows)
 
 
 def _and_more(others: int) -> str:
