@@ -40,3 +40,19 @@ class Writing:
     text: str
     losses: tuple[Notice, ...] = ()
     """What the target cannot express: what is lost, and what was written instead."""
+
+
+class Losses:
+    """Collects what a writer could not say."""
+
+    def __init__(self) -> None:
+        self._notices: list[Notice] = []
+
+    def add(self, fact: str, where: str, fix: str | None = None) -> None:
+        """Name one loss, with the place in the plan as a `$.path`."""
+        self._notices.append(Notice(fact=fact, where=where, fix=fix))
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """All of them, in order."""
+        return tuple(self._notices)
