@@ -32,7 +32,7 @@ def given_plan(instance, recorded):
     )
 
 
-def layer(kind, *, time=1.0, parameters=0.0, kept=1.0, extra=0.0, backward_extra=0.0):
+def layer(kind, *, time=1.0, parameters=0.0, kept=1.0, extra=0.0, backward_extra=0.0, buffers=0.0):
     """A layer that keeps `kept`, or nothing under full recompute, and needs `extra` beside it while it runs."""
 
     def cost(policy):
@@ -46,7 +46,8 @@ def layer(kind, *, time=1.0, parameters=0.0, kept=1.0, extra=0.0, backward_extra
             backward=Segment(events=(kept - left + backward_extra, -kept - backward_extra)),
         )
 
-    return LayerProfile(kind=kind, parameters=parameters, gradients=parameters / 2, optimizer=2 * parameters, cost=cost)
+    static = {"parameters": parameters, "gradients": parameters / 2, "optimizer": 2 * parameters, "buffers": buffers}
+    return LayerProfile(kind=kind, cost=cost, **static)
 
 
 def profile_of(*layers, blocks, first=(), last=(), **more):

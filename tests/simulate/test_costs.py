@@ -84,7 +84,7 @@ def test_buffers_of_layers_add_to_those_of_the_stage():
 
 def test_buffers_outside_and_the_optimizer_step_are_asked_for_by_stage():
     profile = profile_of(
-        layer("block", parameters=3.0),
+        layer("block", parameters=3.0, buffers=0.25),
         blocks=("block",) * 3,
         constant=11.0,
         outside=5.0,
@@ -92,7 +92,7 @@ def test_buffers_outside_and_the_optimizer_step_are_asked_for_by_stage():
         optimizer_transient=lambda parameters: 2 * parameters,
     )
     costs = chunk_costs(profile, even_plan(profile, pp=3, micro_batches=1))
-    assert costs.buffers.tolist() == [1.0, 101.0, 201.0]
+    assert costs.buffers.tolist() == [1.25, 101.25, 201.25]
     assert costs.optimizer_transient.tolist() == [6.0, 6.0, 6.0]
     assert costs.constant.tolist() == [11.0, 11.0, 11.0]
     assert costs.outside.tolist() == [5.0, 5.0, 5.0]

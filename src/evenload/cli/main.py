@@ -14,7 +14,9 @@ import typer
 from evenload._version import __version__
 from evenload.errors import EvenloadError
 
-VERBS: Final[dict[str, str]] = {}
+VERBS: Final[dict[str, str]] = {
+    "simulate": "evenload.cli.simulate:simulate_command",
+}
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""
 
 BROKEN_PIPE: Final = 141

@@ -134,7 +134,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         )
     shape = (layout.interleave, layout.pp)
     table = np.zeros((6, *shape))
-    static = np.zeros((4, layout.pp))
+    held = np.zeros((4, layout.pp))
     cost_of = _Costs(profile)
     for chunk, stage, layers in layout.chunks():
         of_chunk = [cost_of(profile.blocks[layer], plan.for_layer(layer)) for layer in layers]
@@ -146,9 +146,9 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
             of_chunk += [cost_of(kind, LayerPolicy()) for kind in profile.last]
             kinds += profile.last
         table[:, chunk, stage] = _add_up(of_chunk)
-        static[:, stage] += _static(map(profile.kind, kinds))
+        held[:, stage] += _held(map(profile.kind, kinds))
     forward, backward, recompute, kept, forward_peak, backward_peak = table
-    parameters, gradients, optimizer, buffers = static
+    parameters, gradients, optimizer, buffers = held
     return ChunkCosts(
         forward=forward,
         backward=backward,
@@ -160,7 +160,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         gradients=gradients,
         optimizer=optimizer,
         constant=np.full(layout.pp, float(profile.constant)),
-        buffers=buffers + _per_stage(profile, plan),
+        buffers=buffers + _stage_buffers(profile, plan),
         outside=np.full(layout.pp, float(profile.outside)),
         optimizer_transient=_optimizer_transient(profile, parameters),
     )
@@ -211,14 +211,15 @@ def _highest(segments: Iterable[Segment]) -> float:
     return peak
 
 
-def _static(layers: Iterable[LayerProfile]) -> Floats:
+def _held(layers: Iterable[LayerProfile]) -> Floats:
+    """Parameters, gradients, optimizer and buffers of some layers."""
     sums = np.zeros(4)
     for layer in layers:
         sums += (layer.parameters, layer.gradients, layer.optimizer, layer.buffers)
     return sums
 
 
-def _per_stage(profile: Profile, plan: Plan) -> Floats:
+def _stage_buffers(profile: Profile, plan: Plan) -> Floats:
     if profile.buffers is None:
         return np.zeros(plan.layout.pp)
     return np.array([profile.buffers(stage, held) for stage, held in enumerate(plan.layout.per_stage)], dtype=float)
