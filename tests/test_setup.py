@@ -71,7 +71,8 @@ def test_a_word_that_is_not_known_is_an_error(name, value, fix):
 
 @pytest.mark.parametrize(
     "absurd",
-    [{"seq": 10**12}, {"tp": 10**30}, {"micro_batches": 10**9}, {"pp": 4096, "tp": 4096}],
+    [{"seq": 10**12}, {"tp": 10**5000}, {"micro_batches": 10**9}, {"pp": 4096, "tp": 4096}],
+    ids=["seq", "tp", "micro_batches", "devices"],
 )
 def test_a_number_that_no_run_has_is_an_error(absurd):
     with pytest.raises(EvenloadError, match="which no run has") as caught:

@@ -54,6 +54,23 @@ def relocate(notice: Notice, where: str) -> Notice:
     return replace(notice, where=where)
 
 
+def shown(value: object) -> str:
+    """A wrong value as it stands in a settings file, cut to a readable length.
+
+    Examples:
+        >>> shown(None), shown(True), shown("4096"), shown(10**5000)
+        ('null', 'true', "'4096'", 'a number of more than 18 digits')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 10**18:  # Python refuses to print very long ones
+        return "a number of more than 18 digits"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def did_you_mean(word: str, known: list[str]) -> str | None:
     """A suggestion for a misspelt name: `did you mean 'offset'?`, or None when nothing is near."""
     from difflib import get_close_matches  # noqa: PLC0415  # only on the error path

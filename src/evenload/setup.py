@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from evenload.errors import EvenloadError, Notice, did_you_mean
+from evenload.errors import EvenloadError, Notice, did_you_mean, shown
 from evenload.model import Attention, Experts, Layer, Model
 
 DType = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -91,17 +91,21 @@ class Setup:
             if name == "etp" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
+                raise EvenloadError(
+                    f"{name} is {shown(value)}", where=f"$.{name}", fix="give a whole number of at least 1"
+                )
             if value > most:
                 raise EvenloadError(
-                    f"{name} is {value}, which no run has", where=f"$.{name}", fix=f"check it; at most {most} is read"
+                    f"{name} is {shown(value)}, which no run has",
+                    where=f"$.{name}",
+                    fix=f"check it; at most {most} is read",
                 )
         for name, known in _WORDS.items():
             _check_word(name, getattr(self, name), known)
         for name in ("sequence_parallel", "master_weights"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "master_weights" and value is None):
-                raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give true or false")
+                raise EvenloadError(f"{name} is {shown(value)}", where=f"$.{name}", fix="give true or false")
         if self.devices > _MOST_DEVICES:
             raise EvenloadError(
                 f"pp * tp * cp * dp is {self.devices} devices, which no run has",
@@ -183,7 +187,7 @@ def _check_word(name: str, value: object, known: tuple[object, ...]) -> None:
         return
     words = [str(word) for word in known if word is not None]
     hint = did_you_mean(value, words) if isinstance(value, str) else None
-    raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix=hint or f"use one of {', '.join(words)}")
+    raise EvenloadError(f"{name} is {shown(value)}", where=f"$.{name}", fix=hint or f"use one of {', '.join(words)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -40,3 +41,8 @@ def language_parameters(model: torch.nn.Module) -> int:
     found = {id(parameter): parameter.numel() for parameter in decoder.parameters()}
     found |= {id(parameter): parameter.numel() for parameter in model.get_output_embeddings().parameters()}
     return sum(found.values())
+
+
+def layer_parameters(counts: Iterable[int]) -> list[list[int]]:
+    """Runs of layers with equal counts, as `[parameters, layers]`: short enough for a golden file."""
+    return [[count, len(list(run))] for count, run in groupby(counts)]

@@ -37,6 +37,8 @@ _INNER_OF: Final = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
 """Language model of a wrapper whose inner configuration does not name its type."""
+_TIED_BY_TEXT: Final = frozenset({"llama4"})
+_TIED_BY_EITHER: Final = frozenset({"llava", "qwen2_5_vl"})
 _ARCHITECTURES: Final = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -61,7 +63,7 @@ def read_config(path: str | os.PathLike[str]) -> Model:
         EvenloadError: no such file, no JSON, or no supported model; with file, and line or key.
     """
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):  # noqa: PTH112  # unlike Path.is_dir, false for a name that is too long
         file = file / "config.json"
     config = _load(file)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
@@ -113,6 +115,12 @@ def _decoder_keys(outer: Keys) -> tuple[Keys, Family]:
         model_type = stated or _from_architectures(outer)
         if model_type is None:
             _unnamed(outer)
+        if model_type in _INNER_OF:
+            outer.refuse(
+                "text_config",
+                f"text_config is missing: a {model_type!r} configuration keeps its sizes there",
+                "add 'text_config' with the sizes of the language model",
+            )
         return outer, _family(outer, model_type)
     keys = outer.inner(inner_key)
     model_type = keys.word("model_type") or _from_architectures(keys) or _INNER_OF.get(stated or "")
@@ -152,9 +160,27 @@ def _from_architectures(keys: Keys) -> str | None:
 
 
 def _tied(outer: Keys, keys: Keys, family: Family) -> bool:
-    """Whether embedding and head share their weight: the wrapper's word, the text's word, the family's default."""
+    """Whether embedding and head share their weight.
+
+    The wrapper's word counts before that of its language model, and the family's default where neither says; a few
+    wrappers of `transformers` listen to the language model alone, or tie if either says so.
+    """
     inner = keys.flag("tie_word_embeddings", absent=family.tied)
-    return outer.flag("tie_word_embeddings", absent=inner)
+    if outer is keys:
+        return inner
+    said = outer.has("tie_word_embeddings") or keys.has("tie_word_embeddings")
+    stated = outer.flag("tie_word_embeddings", absent=inner)
+    wrapper = outer.mapping.get("model_type")
+    if wrapper == "mistral3" and not said:
+        outer.note(
+            "tie_word_embeddings is missing; embedding and output projection are counted as two weights, as in the "
+            "published models, though transformers ties them when it builds one from this file",
+            "tie_word_embeddings",
+            "write 'tie_word_embeddings'",
+        )
+    if wrapper in _TIED_BY_TEXT:
+        return inner
+    return stated or (inner and wrapper in _TIED_BY_EITHER)
 
 
 def _stated_name(outer: Keys) -> str | None:
@@ -210,15 +236,17 @@ def _ignored(outer: Keys, keys: Keys) -> tuple[str, ...]:
 def _load(file: Path) -> object:
     where = str(file)
     try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise EvenloadError("the file is too large for a configuration", where=where, fix="give a config.json")
-        text = file.read_bytes().decode("utf-8-sig")
+        with file.open("rb") as stream:
+            content = stream.read(_LARGEST_FILE + 1)
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise EvenloadError("no such file", where=where, fix="give the path of a config.json") from None
     except UnicodeDecodeError as error:
         raise EvenloadError(f"not UTF-8 text (byte {error.start})", where=where, fix="save it as UTF-8") from None
     except (OSError, ValueError) as error:
         raise EvenloadError(f"cannot be read: {error}", where=where, fix="check path and permissions") from None
+    if len(content) > _LARGEST_FILE:
+        raise EvenloadError("the file is too large for a configuration", where=where, fix="give a config.json")
     if not text.strip():
         raise EvenloadError("the file is empty", where=where, fix="give a Hugging Face config.json")
     try:

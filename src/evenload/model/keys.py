@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NoReturn, cast
 
-from evenload.errors import EvenloadError, Notice, did_you_mean
+from evenload.errors import EvenloadError, Notice, did_you_mean, shown
 
 MOST: Final = 2**24
 """No published size (width, vocabulary, experts) comes near it; larger numbers are typing errors."""
@@ -116,7 +116,7 @@ class Keys:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            self.refuse(key, f"{key} is {_show(value)}", "give a number above 0, or null")
+            self.refuse(key, f"{key} is {shown(value)}", "give a number above 0, or null")
         return float(value)
 
     def flag(self, key: str, *, absent: bool = False) -> bool:
@@ -126,7 +126,7 @@ class Keys:
         if value is None:
             return absent
         if not isinstance(value, bool):
-            self.refuse(key, f"{key} is {_show(value)}", "write true or false")
+            self.refuse(key, f"{key} is {shown(value)}", "write true or false")
         return value
 
     def activation(self, *keys: str, absent: str) -> str:
@@ -137,7 +137,7 @@ class Keys:
             return absent
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             hint = did_you_mean(value, sorted(_ACTIVATIONS)) if isinstance(value, str) else None
-            self.refuse(key, f"{key} is {_show(value)}, which is no known activation", hint or "for example 'silu'")
+            self.refuse(key, f"{key} is {shown(value)}, which is no known activation", hint or "for example 'silu'")
         return {"swish": "silu"}.get(value, value)
 
     def indices(self, key: str, count: int) -> frozenset[int] | None:
@@ -148,7 +148,7 @@ class Keys:
             return None
         items = as_list(value)
         if items is None:
-            self.refuse(key, f"{key} is {_show(value)}", "write a list of layer numbers")
+            self.refuse(key, f"{key} is {shown(value)}", "write a list of layer numbers")
         numbers = [
             self._whole(f"{key}[{i}]", item, least=0, most=MOST, fix="write a layer number, counted from 0")
             for i, item in enumerate(items)
@@ -167,12 +167,12 @@ class Keys:
             return None
         items = as_list(value)
         if items is None or len(items) != count:
-            what = f"is {_show(value)}" if items is None else f"has {len(items)} entries"
+            what = f"is {shown(value)}" if items is None else f"has {len(items)} entries"
             self.refuse(key, f"{key} {what}, but there are {count} layers", "write one word per layer")
         words: list[str] = []
         for i, word in enumerate(items):
             if not isinstance(word, str) or word not in known:
-                self.refuse(f"{key}[{i}]", f"{_show(word)} is not supported", f"supported: {', '.join(sorted(known))}")
+                self.refuse(f"{key}[{i}]", f"{shown(word)} is not supported", f"supported: {', '.join(sorted(known))}")
             words.append(word)
         return words
 
@@ -194,7 +194,7 @@ class Keys:
         if value is None:
             return None
         if not isinstance(value, str) or not value:
-            self.refuse(key, f"{key} is {_show(value)}", "write a name in quotes")
+            self.refuse(key, f"{key} is {shown(value)}", "write a name in quotes")
         return value
 
     def inner(self, key: str, defaults: Mapping[str, int] | None = None) -> Keys:
@@ -208,7 +208,7 @@ class Keys:
         value = self.mapping.get(key)
         inner = as_mapping(value)
         if inner is None:
-            self.refuse(key, f"{key} is {_show(value)}", "write an object with the sizes of the language model")
+            self.refuse(key, f"{key} is {shown(value)}", "write an object with the sizes of the language model")
         return Keys(inner, where=self._where, path=f"{self.path}.{key}", defaults=defaults)
 
     def completed(self, values: Mapping[str, object]) -> Keys:
@@ -247,11 +247,11 @@ class Keys:
 
     def _whole(self, key: str, value: object, *, least: int, most: int, fix: str | None = None) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(key, f"{key} is {_show(value)}", fix or f"write a whole number of at least {least}")
+            self.refuse(key, f"{key} is {shown(value)}", fix or f"write a whole number of at least {least}")
         if value < least:
-            self.refuse(key, f"{key} is {_show(value)}", fix or f"write a whole number of at least {least}")
+            self.refuse(key, f"{key} is {shown(value)}", fix or f"write a whole number of at least {least}")
         if value > most:
-            self.refuse(key, f"{key} is {_show(value)}, more than any model has", f"check it; at most {most} is read")
+            self.refuse(key, f"{key} is {shown(value)}, more than any model has", f"check it; at most {most} is read")
         return value
 
     def _missing(self, key: str) -> NoReturn:
@@ -275,15 +275,3 @@ def as_mapping(value: object) -> Mapping[str, object] | None:
         return None
     mapping = cast("Mapping[object, object]", value)
     return {str(key): item for key, item in mapping.items()}
-
-
-def _show(value: object) -> str:
-    """A value as it stands in JSON, cut to a readable length."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) and abs(value) >= 10**18:
-        return "a number of more than 18 digits"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
