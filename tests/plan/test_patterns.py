@@ -12,7 +12,7 @@ from tests.plan.graphs import llama, named
 
 from evenload import EvenloadError
 from evenload.plan.operators import Graph
-from evenload.plan.patterns import as_pattern, compile_pattern, coverage, match
+from evenload.plan.patterns import as_pattern, compile_pattern, coverage, match, own_pattern
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "mindformers_patterns.json").read_text())
@@ -254,6 +254,14 @@ def test_an_unknown_module_keeps_its_own_name_below_a_renamed_one():
 
 def test_an_operator_of_the_layer_itself_has_one_level():
     assert hits("add", llama()) == {"add"}
+
+
+def test_the_own_pattern_of_an_operator_hits_it():
+    graph = llama(eager=True)
+    for operator in graph.operators:
+        found = match(own_pattern(operator), graph).operators
+        assert operator in found
+        assert {(other.path, other.name) for other in found} == {(operator.path, operator.name)}
 
 
 # ---- patterns that hit nothing ----

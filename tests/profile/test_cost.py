@@ -87,7 +87,7 @@ def test_backward_equals_what_the_allocator_did_under_a_stack_of_real_layers(cas
 # ---- who counts what between layers ----
 
 
-def plain_chain(count: int) -> tuple[list[Graph], list[str]]:
+def plain_chain(count: int) -> list[Graph]:
     """Layers `y = x + saved(f(x))` without modules."""
     graphs = []
     for i in range(count):
@@ -97,11 +97,11 @@ def plain_chain(count: int) -> tuple[list[Graph], list[str]]:
         second = b.call("", "g", (first,), 50 + i, saves=(first,))
         third = b.call("", "h", (second,), 7)
         graphs.append(b.graph(b.call("", "join", (third, "x"), size + 1, out="y")))
-    return graphs, []
+    return graphs
 
 
 def test_segments_of_a_stack_add_up_to_a_walk_over_the_whole_stack():
-    graphs, _ = plain_chain(3)
+    graphs = plain_chain(3)
     # first principles: at every operator, everything made so far that is saved, read later, or the layer's own input
     alive_at: list[float] = []
     kept_before = 0.0
@@ -355,6 +355,17 @@ def test_full_recompute_takes_nearly_a_forward():
     flops = graph_cost(llama(), FULL, lambda operator: operator.flops)
     assert flops.recompute_time == flops.forward_time * 7 / 8  # all but the last of eight equal heavy operators
     assert flops.backward_time - flops.recompute_time == flops.forward_time * 16.5 / 8 - 7 * flops.forward_time / 8
+
+
+def test_a_very_long_chain_can_be_computed_again():
+    b = Builder(8)
+    value = "x"
+    for _ in range(3000):
+        value = b.call("mlp", "f", (value,), 8, saves=(value,))
+    graph = b.graph(value)
+    cost = graph_cost(graph, LayerPolicy(select=("mlp",)), seconds)
+    assert (cost.kept, cost.backward.net) == (8, -8)
+    assert cost.recompute_time == 0
 
 
 # ---- any layer at all ----

@@ -155,6 +155,11 @@ def as_pattern(name: Iterable[str]) -> str:
     return _SEPARATOR.join(map(re.escape, name))
 
 
+def own_pattern(operator: Operator) -> str:
+    r"""The pattern of an operator's own name: `mlp\.act_fn\.silu`. It also hits others of that name in the module."""
+    return as_pattern((*operator.path.split("."), operator.name) if operator.path else (operator.name,))
+
+
 def _compiled(pattern: str | Pattern) -> Pattern:
     return pattern if isinstance(pattern, Pattern) else compile_pattern(pattern)
 

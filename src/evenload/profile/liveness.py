@@ -246,17 +246,19 @@ class _Backward:
 
     def _provide(self, name: str) -> None:
         """Compute a value again, with all that it follows from, if it was dropped and is not there yet."""
-        producer = self.graph.producers.get(name)
-        if name not in self.memory.alive and producer in self.waiting:
-            self._run_again(producer)
+        missing: set[int] = set()
+        todo = [name]
+        while todo:
+            producer = self.graph.producers.get(name := todo.pop())
+            if name not in self.memory.alive and producer in self.waiting and producer not in missing:
+                missing.add(producer)
+                todo += self.graph.operators[producer].inputs
+        for i in sorted(missing):
+            self._run_again(i)
 
     def _run_again(self, index: int) -> None:
-        if index not in self.waiting:
-            return
         operator = self.graph.operators[index]
-        for name in operator.inputs:
-            self._provide(name)
-        self.waiting.discard(index)
+        self.waiting.remove(index)
         twice = [name for name in operator.outputs if name in self.memory.alive]  # kept, and made once more
         for name in operator.outputs:
             self.memory.make(name)
