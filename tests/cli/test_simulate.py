@@ -125,7 +125,8 @@ def test_a_trace_is_written_and_not_overwritten(run, table, tmp_path):
         (("--profile", "TABLE", "--pp", "4", "--schedule", "ZBVZeroBubble"), "not there yet"),
         (("--profile", "TABLE", "--pp", "4", "--memory", "0"), "--memory"),
         (("--profile", "TABLE", "--pp", "4", "--memory", "64 parsecs"), "--memory"),
-        (("--profile", "TABLE", "--pp", "4", "--micro-batches", "16777216"), "actions"),
+        (("--profile", "TABLE", "--pp", "4", "--micro-batches", "16777216"), "--micro-batches"),
+        (("--profile", "TABLE", "--pp", "12", "--micro-batches", "60000"), "actions"),
         (
             (
                 "--profile",

@@ -33,8 +33,8 @@ __all__ = [
     "validate",
 ]
 
-MOST_ACTIONS: Final = 2**21
-"""Longer action lists are refused: they are a typing mistake, and would take minutes and gigabytes."""
+MOST_ACTIONS: Final = 2**20
+"""Longer action lists are refused: no run has them, and they would take tens of seconds to simulate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
