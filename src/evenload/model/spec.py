@@ -59,6 +59,8 @@ class Attention:
     """Sliding window in tokens, None for full attention."""
     softcap: float | None = None
     """Gemma 2: scores are squashed by tanh, which eager attention keeps."""
+    rotary_dim: int | None = None
+    """Width per head of the part with rotary embedding, None for all of it (Phi-3: `partial_rotary_factor`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
