@@ -52,6 +52,8 @@ class Operator:
     """A collective: re-run only when its communication is recomputed."""
     comm_bytes: float = 0.0
     """Bytes that one rank sends in the collective."""
+    group: Literal["tensor", "expert", "context"] = "tensor"
+    """Ranks that take part in the collective."""
     heavy: bool = False
     """Matrix product or attention: never re-run unless a pattern names it."""
     scratch: int = 0

@@ -319,6 +319,11 @@ def tensor_group(setup: Setup) -> Group:
     return Group(size=setup.tp)
 
 
+def context_group(setup: Setup) -> Group:
+    """Ranks that divide a sequence lie over the tensor ranks."""
+    return Group(size=setup.cp, stride=setup.tp)
+
+
 def expert_group(setup: Setup) -> Group:
     """Expert-parallel ranks lie over tensor, context and data ranks, after the split inside an expert."""
     return Group(size=setup.ep, stride=setup.expert_tp)
@@ -343,8 +348,9 @@ def communication_time(operator: Operator, hardware: Hardware, setup: Setup) -> 
     """Seconds of an operator's collective, 0 without one."""
     if operator.comm is None:
         return 0.0
-    group = expert_group(setup) if operator.comm == "all_to_all" else tensor_group(setup)
-    return collective_time(operator.comm, operator.comm_bytes, group, hardware)
+    groups = {"tensor": tensor_group, "expert": expert_group, "context": context_group}
+    among = groups["expert" if operator.comm == "all_to_all" else operator.group](setup)
+    return collective_time(operator.comm, operator.comm_bytes, among, hardware)
 
 
 def transfer_time(nbytes: float, hardware: Hardware, setup: Setup) -> float:
