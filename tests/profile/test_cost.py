@@ -171,6 +171,24 @@ def test_a_second_gradient_goes_into_a_new_tensor_while_others_hold_the_first():
     assert highest(events) == 8 * 3
 
 
+def test_concatenation_hands_on_views_of_its_gradient_to_whole_inputs_only():
+    def joined(*, part: bool) -> float:
+        b = Builder(8)
+        left = b.call("", "f", ("x",), 10, out="left")
+        right = b.call("", "g", ("x",), 20 if part else 10, out="right")
+        graph = b.graph(b.call("", "cat", (left, right), 20, out="y"))
+        return highest(backward(graph)[:3])
+
+    assert joined(part=False) == 20 + 8 + 8  # the gradients of both are views; g and f make one of x each
+    assert joined(part=True) == 20 + 10 + 20
+
+
+def test_an_operator_that_copies_and_computes_does_not_hand_its_gradient_on():
+    b = Builder(8)
+    graph = b.graph(b.call("", "div_", ("x",), 8, aten="clone", out="y"))
+    assert highest(backward(graph)) == 8 + 8
+
+
 def test_a_product_makes_the_gradient_of_a_small_operand_at_full_size_first():
     def product(small: int) -> float:
         b = Builder(64)

@@ -34,8 +34,8 @@ from typing import Final
 from evenload.plan.mincut import Decision
 from evenload.plan.operators import Graph, Operator
 
-_SHARES: Final = frozenset({"add", "add_", "cat", "clone"})
-"""Operators (aten) whose backward returns the gradient of the result itself, or views of it."""
+_SHARES: Final = frozenset({"add", "clone"})
+"""Operators whose backward returns the gradient of the result itself."""
 _PRODUCTS: Final = frozenset({"mul", "div"})
 _TEMPORARIES: Final[Mapping[str, int]] = {"pow": 2}
 """Operator -> temporaries of the size of its input that its backward makes beside the gradient it returns.
@@ -89,11 +89,17 @@ def needs_gradient(graph: Graph, name: str) -> bool:
 
 
 def shares_gradient(graph: Graph, operator: Operator, name: str) -> bool:
-    """Whether backward passes the gradient of the result on to this input without a copy."""
-    kind = operator.aten or operator.name
-    if kind not in _SHARES or len(operator.outputs) != 1:
+    """Whether backward passes the gradient of the result on to this input without a copy.
+
+    Concatenation does so for whole inputs; of an input that is only read in part, the gradient is filled up with zeros.
+    """
+    kinds = {operator.name.strip("_"), operator.aten.strip("_")}
+    if len(operator.outputs) != 1 or kinds & _PRODUCTS:
         return False
-    return kind == "cat" or graph.nbytes(name) == graph.nbytes(operator.outputs[0])
+    result = graph.nbytes(operator.outputs[0])
+    if "cat" in kinds:
+        return len(operator.inputs) > 1 and graph.total(operator.inputs) == result
+    return bool(kinds & _SHARES) and graph.nbytes(name) == result
 
 
 def _last_uses(graph: Graph) -> dict[str, int]:
