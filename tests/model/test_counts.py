@@ -42,6 +42,7 @@ WRAPPERS = {
         {"head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 44, "interleave_moe_layer_step": 2},
     ),
     "qwen3_vl": ("qwen3_vl_text", {"head_dim": 8}),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text", EXPERTS | {"head_dim": 8, "num_experts": 4}),
     "qwen2_5_vl": ("qwen2_5_vl_text", {}),
 }
 
@@ -51,7 +52,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("inner", [{}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}])
 def test_the_language_model_inside_a_wrapper_counts_as_transformers_does(wrapper, outer, inner):
     family, own = WRAPPERS[wrapper]
-    if not outer and (wrapper == "mistral3" or (inner and wrapper in {"gemma3", "qwen3_vl"})):
+    if not outer and (wrapper == "mistral3" or (inner and wrapper in {"gemma3", "qwen3_vl", "qwen3_vl_moe"})):
         pytest.skip("the word of the language model is taken, which transformers ignores here")
     text = COMMON | {"model_type": family} | own | inner
     assert_same({"model_type": wrapper, "text_config": text} | outer)

@@ -194,6 +194,15 @@ def test_a_default_of_transformers_is_taken_and_said(change, fact):
     assert fact in " ".join(notice.fact for notice in model_from_config(LLAMA | change).notices)
 
 
+def test_a_type_that_shares_a_decoder_keeps_its_own_defaults():
+    def attention(model_type):
+        return model_from_config(LLAMA | {"model_type": model_type}).blocks[0].attention
+
+    assert (attention("ministral3").head_dim, attention("ministral3").window) == (128, None)
+    assert (attention("mistral").head_dim, attention("mistral").window) == (8, 4096)
+    assert attention("qwen2_5_vl_text").kv_heads == 8
+
+
 def test_an_assumed_number_that_does_not_fit_says_that_it_was_assumed():
     error = refused(LLAMA | {"model_type": "qwen2"})
     assert error.fact == "num_key_value_heads 32 (assumed, the key is missing) does not divide num_attention_heads 8"

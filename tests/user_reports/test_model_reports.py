@@ -1,4 +1,4 @@
-"""Reports of users about reading a model's sizes, each as a small input with the right answer."""
+"""What users of other tools met when the sizes of a model were read."""
 
 import pytest
 
@@ -29,18 +29,21 @@ MIXTRAL_8X7B = {
 }
 
 
-def test_ur046_the_head_width_is_read_and_not_derived():
+def test_the_head_width_is_read_and_not_derived() -> None:
+    """SafeAILab/EAGLE#223: dividing width by heads gives a model 8.8 % too small."""
     assert model_from_config(QWEN3_4B).parameters == 4_022_468_096
-    assert model_from_config(QWEN3_4B | {"head_dim": 80}).parameters < 3.7e9  # what dividing gives, 8.8 % low
+    assert model_from_config(QWEN3_4B | {"head_dim": 80}).parameters < 3.7e9
 
 
-def test_ur049_attention_may_be_wider_than_the_model():
+def test_attention_may_be_wider_than_the_model() -> None:
+    """MiniMax-AI/MiniMax-01#29: 64 heads of 128 in a model of width 6144."""
     config = QWEN3_4B | {"hidden_size": 6144, "num_attention_heads": 64, "head_dim": 128}
     attention = model_from_config(config).blocks[0].attention
     assert attention.heads * attention.head_dim == 8192
 
 
-def test_ur051_sizes_come_from_the_text_configuration_and_null_is_never_counted():
+def test_sizes_come_from_the_text_configuration_and_null_is_never_counted() -> None:
+    """intel/auto-round#1689: the outer `hidden_size` is null, the sizes stand in `text_config`."""
     sizes = {"hidden_size": 2048, "num_hidden_layers": 40}
     with pytest.raises(EvenloadError, match="'qwen3_5_moe' is not supported") as caught:
         model_from_config({"model_type": "qwen3_5_moe", "hidden_size": None, "text_config": sizes})
@@ -55,7 +58,8 @@ def test_ur051_sizes_come_from_the_text_configuration_and_null_is_never_counted(
             model_from_config({"model_type": "qwen3_5_moe", "hidden_size": 2048, "text_config": broken})
 
 
-def test_ur054_every_expert_and_the_untied_head_are_counted():
+def test_every_expert_and_the_untied_head_are_counted() -> None:
+    """jranaraki/vllm-fit#27: Mixtral 8x7B is no 13B model."""
     model = model_from_config(MIXTRAL_8X7B)
     assert model.parameters == 46_702_792_704
     assert model.head.parameters == 4096 + 32000 * 4096

@@ -9,51 +9,14 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from evenload.errors import EvenloadError, did_you_mean
-from evenload.model.families import FAMILIES, Family, assemble
+from evenload.model.architectures import INNER, decoder_keys
+from evenload.model.families import Family, assemble
 from evenload.model.keys import Keys, as_list, as_mapping
 from evenload.model.spec import Model
 
 _LARGEST_FILE: Final = 8 * 2**20
-_INNER: Final = ("text_config", "llm_config", "language_config")
-"""Where multimodal configurations keep their language model."""
-_SAME_AS: Final = {
-    "kimi_k2": "deepseek_v3",
-    "ministral3": "mistral",
-    "qwen2_vl": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-}
-"""Model types whose decoder is that of another family."""
-_INNER_OF: Final = {
-    "gemma3": "gemma3_text",
-    "llama4": "llama4_text",
-    "llava": "llama",
-    "llava_next": "llama",
-    "mistral3": "mistral",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
-}
-"""Language model of a wrapper whose inner configuration does not name its type."""
 _TIED_BY_TEXT: Final = frozenset({"llama4"})
 _TIED_BY_EITHER: Final = frozenset({"llava", "qwen2_5_vl"})
-_ARCHITECTURES: Final = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Phi3ForCausalLM": "phi3",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Llama4ForCausalLM": "llama4_text",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-}
 
 
 def read_config(path: str | os.PathLike[str]) -> Model:
@@ -85,7 +48,7 @@ def model_from_config(config: object, *, where: str = "config.json", name: str |
     if mapping is None:
         raise EvenloadError("the configuration is no JSON object", where=where, fix="give a Hugging Face config.json")
     outer = Keys(mapping, where=where)
-    keys, family = _decoder_keys(outer)
+    keys, family = decoder_keys(outer)
     decoder = family.build(keys)
     tied = _tied(outer, keys, family)
     positions = keys.optional("max_position_embeddings", most=2**40)
@@ -100,63 +63,6 @@ def model_from_config(config: object, *, where: str = "config.json", name: str |
         ignored=_ignored(outer, keys),
         notices=(*outer.notices, *(keys.notices if keys is not outer else ())),
     )
-
-
-def supported() -> list[str]:
-    """The `model_type`s that can be read, wrappers included."""
-    return sorted({*FAMILIES, *_SAME_AS, *_INNER_OF})
-
-
-def _decoder_keys(outer: Keys) -> tuple[Keys, Family]:
-    """The keys that hold the language model's sizes, and its family."""
-    stated = outer.word("model_type")
-    inner_key = next((key for key in _INNER if isinstance(outer.mapping.get(key), Mapping)), None)
-    if inner_key is None:
-        model_type = stated or _from_architectures(outer)
-        if model_type is None:
-            _unnamed(outer)
-        if model_type in _INNER_OF:
-            outer.refuse(
-                "text_config",
-                f"text_config is missing: a {model_type!r} configuration keeps its sizes there",
-                "add 'text_config' with the sizes of the language model",
-            )
-        return outer, _family(outer, model_type)
-    keys = outer.inner(inner_key)
-    model_type = keys.word("model_type") or _from_architectures(keys) or _INNER_OF.get(stated or "")
-    if model_type is None:
-        if stated is None:
-            _unnamed(keys)
-        _family(outer, stated)  # the wrapper may be a family itself
-        model_type = stated
-    family = _family(keys, model_type)
-    keys = outer.inner(inner_key, defaults=family.omitted)
-    keys.word("model_type")
-    return keys, family
-
-
-def _family(keys: Keys, model_type: str) -> Family:
-    family = FAMILIES.get(_SAME_AS.get(model_type, model_type))
-    if family is None:
-        keys.refuse(
-            "model_type",
-            f"the architecture {model_type!r} is not supported",
-            "; ".join(filter(None, (did_you_mean(model_type, supported()), f"supported: {', '.join(supported())}"))),
-        )
-    return family
-
-
-def _unnamed(keys: Keys) -> NoReturn:
-    keys.refuse(
-        "model_type",
-        "model_type is missing, and architectures does not name a known one",
-        f"add 'model_type', one of {', '.join(supported())}",
-    )
-
-
-def _from_architectures(keys: Keys) -> str | None:
-    named = as_list(keys.mapping.get("architectures")) or []
-    return next((_ARCHITECTURES[a] for a in named if isinstance(a, str) and a in _ARCHITECTURES), None)
 
 
 def _tied(outer: Keys, keys: Keys, family: Family) -> bool:
@@ -195,7 +101,7 @@ def _notices(outer: Keys, keys: Keys) -> None:
         for key, value in outer.mapping.items()
         if isinstance(value, Mapping)
         and str(key).endswith("_config")
-        and str(key) not in (*_INNER, "quantization_config")
+        and str(key) not in (*INNER, "quantization_config")
     ]
     if left_out:
         outer.note(

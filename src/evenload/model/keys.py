@@ -36,7 +36,6 @@ class Keys:
         *,
         where: str | Callable[[str], str],
         path: str = "$",
-        defaults: Mapping[str, int] | None = None,
         spelling: Mapping[str, str] | None = None,
         origins: Mapping[str, str] | None = None,
     ):
@@ -46,7 +45,6 @@ class Keys:
             mapping: the parsed configuration; never changed.
             where: what to call its file in errors, or what gives the place of a path such as `$.hidden_size`.
             path: path of the mapping inside the file.
-            defaults: sizes that the format leaves out where they equal the default of its class.
             spelling: how the file spells a key, where that differs.
             origins: path of the mapping that a key comes from, where that is not `path`.
         """
@@ -54,7 +52,8 @@ class Keys:
         self.path = path
         self.notices: list[Notice] = []
         self._where = where
-        self._defaults = defaults or {}
+        self.defaults: Mapping[str, int | None] = {}
+        """Values of absent keys, which count before the fallbacks that a method is given."""
         self._spelling = spelling or {}
         self._origins = origins or {}
         self._read: set[str] = set()
@@ -88,7 +87,7 @@ class Keys:
         """
         self._read.add(key)
         if key not in self.mapping:
-            assumed = self._defaults.get(key, fallback)
+            assumed = self.defaults.get(key, fallback)
             if assumed is None:
                 self._missing(key)
             self._assumed(key, assumed)
@@ -98,16 +97,17 @@ class Keys:
     def optional(self, key: str, *, absent: int | None = None, least: int = 1, most: int = MOST) -> int | None:
         """A whole number, or None for null; `absent` if the key is not there, which is then no assumption."""
         self._read.add(key)
-        value = self.mapping.get(key, absent)
+        value = self.mapping.get(key, self.defaults.get(key, absent))
         return None if value is None else self._whole(key, value, least=least, most=most)
 
     def assume(self, key: str, fallback: int | None) -> int | None:
         """A whole number, or None for null; the fallback (said in a notice) if the key is not there."""
-        if key not in self.mapping:
-            self._read.add(key)
-            self._assumed(key, fallback)
-            return fallback
-        return self.optional(key)
+        if key in self.mapping:
+            return self.optional(key)
+        self._read.add(key)
+        assumed = self.defaults.get(key, fallback)
+        self._assumed(key, assumed)
+        return assumed
 
     def number(self, key: str, *, absent: float | None = None) -> float | None:
         """A positive finite number, or None for null."""
@@ -197,19 +197,14 @@ class Keys:
             self.refuse(key, f"{key} is {shown(value)}", "write a name in quotes")
         return value
 
-    def inner(self, key: str, defaults: Mapping[str, int] | None = None) -> Keys:
-        """The mapping below a key, for example `text_config`.
-
-        Args:
-            key: its name.
-            defaults: sizes that the format leaves out where they equal the default of the inner class.
-        """
+    def inner(self, key: str) -> Keys:
+        """The mapping below a key, for example `text_config`."""
         self._read.add(key)
         value = self.mapping.get(key)
         inner = as_mapping(value)
         if inner is None:
             self.refuse(key, f"{key} is {shown(value)}", "write an object with the sizes of the language model")
-        return Keys(inner, where=self._where, path=f"{self.path}.{key}", defaults=defaults)
+        return Keys(inner, where=self._where, path=f"{self.path}.{key}")
 
     def completed(self, values: Mapping[str, object]) -> Keys:
         """The same reader over the mapping with further values."""
@@ -217,10 +212,10 @@ class Keys:
             {**self.mapping, **values},
             where=self._where,
             path=self.path,
-            defaults=self._defaults,
             spelling=self._spelling,
             origins=self._origins,
         )
+        keys.defaults = self.defaults
         keys.notices = self.notices
         keys._read = self._read  # one reader to its user: what was read stays read
         return keys

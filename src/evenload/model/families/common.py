@@ -32,7 +32,7 @@ class Family:
     build: Callable[[Keys], Decoder]
     tied: bool = False
     """Whether embedding and head share their weight where the configuration does not say."""
-    omitted: Mapping[str, int] = field(default_factory=dict[str, int])
+    omitted: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     """Sizes that `transformers` leaves out of a nested `text_config` where they equal the class default.
 
     Width, layer count and feed-forward width are never taken from here: without them a file says too little.
@@ -143,11 +143,9 @@ def read_attention(
 
 
 def _head_dim(keys: Keys, hidden: int, heads: int, fallback: int | None) -> int:
-    if keys.has("head_dim"):
-        return keys.size("head_dim")
-    if fallback is not None:
-        keys.note(f"head_dim is missing; {fallback} is assumed, the default of transformers", "head_dim")
-        return fallback
+    given = keys.optional("head_dim") if fallback is None else keys.assume("head_dim", fallback)
+    if given is not None:
+        return given
     if hidden % heads:
         keys.refuse(
             "num_attention_heads",
