@@ -51,6 +51,18 @@ def test_each_fault_is_named_with_its_rank_and_action(first, second, says):
     assert caught.value.where.startswith("$[")
 
 
+@pytest.mark.parametrize("wrong", [("F", 0, 0), "F0", None, Action("X", 0, 0)])
+def test_what_is_no_action_is_refused(wrong):
+    with pytest.raises(EvenloadError, match="is no action") as caught:
+        validate((GOOD, (*GOOD, wrong)), **SIZE)
+    assert caught.value.where == "$[1][4]"
+
+
+def test_operations_may_be_written_as_letters():
+    letters = tuple(Action(str(action.op), action.chunk, action.micro_batch) for action in GOOD)
+    validate((letters, letters), **SIZE)
+
+
 def test_a_list_for_another_number_of_ranks_is_refused():
     with pytest.raises(EvenloadError, match="has 1 ranks, the pipeline 2 stages"):
         validate((GOOD,), **SIZE)

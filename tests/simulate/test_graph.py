@@ -106,6 +106,12 @@ def test_a_transfer_delays_only_what_crosses_ranks():
     assert alone.step_times([[1.0]], [[2.0]], 0.5).tolist() == [9.0]
 
 
+def test_no_plans_at_all_take_no_time():
+    graph = ActionGraph.scheduled("1f1b", pp=2, micro_batches=3)
+    assert graph.step_times(np.ones((0, 1, 2)), np.ones((0, 1, 2))).shape == (0,)
+    assert graph.run(np.ones((0, 1, 2)), np.ones((0, 1, 2))).start.shape == (0, 12)
+
+
 def test_the_graph_of_a_schedule_is_made_once():
     size = {"pp": 3, "micro_batches": 4}
     assert ActionGraph.scheduled("1f1b", **size) is ActionGraph.scheduled("Schedule1F1B", **size)
@@ -116,6 +122,23 @@ def test_a_list_that_cannot_run_is_refused():
     late = tuple(order[index] for index in (0, 2, 1, 3))
     with pytest.raises(EvenloadError, match="cannot run"):
         ActionGraph.of((order, late)).step_times([[1.0, 1.0]], [[1.0, 1.0]])
+
+
+def test_operations_may_be_written_as_letters():
+    letters = tuple(
+        tuple(Action(str(a.op), a.chunk, a.micro_batch) for a in order)
+        for order in actions("1f1b", pp=2, micro_batches=3)
+    )
+    graph, same = ActionGraph.of(letters), ActionGraph.scheduled("1f1b", pp=2, micro_batches=3)
+    times = ([[1.0, 2.0]], [[3.0, 5.0]])
+    assert (graph.run(*times).end == same.run(*times).end).all()
+    assert (graph.in_flight[0].held == same.in_flight[0].held).all()
+
+
+@pytest.mark.parametrize("lists", [(), ((),), (actions("1f1b", pp=1, micro_batches=1)[0], ())])
+def test_a_rank_without_actions_is_refused(lists):
+    with pytest.raises(EvenloadError, match="no actions"):
+        ActionGraph.of(lists).step_times(np.ones((1, len(lists))), np.ones((1, len(lists))))
 
 
 def test_a_backward_in_two_parts_is_refused_where_times_are_asked_for():

@@ -51,12 +51,12 @@ def dependency(action: Action, rank: int, *, pp: int, interleave: int) -> Depend
     Chunks are dealt to stages in a loop: the pipeline's chunk `g = chunk * pp + stage` feeds chunk `g + 1`.
     """
     place = action.chunk * pp + rank
-    if action.op is Op.FORWARD:
+    if action.op == Op.FORWARD:
         if place == 0:
             return None
         chunk, stage = divmod(place - 1, pp)
         return Dependency(stage, (Op.FORWARD,), chunk)
-    if action.op is Op.BACKWARD_WEIGHT:
+    if action.op == Op.BACKWARD_WEIGHT:
         return Dependency(rank, (Op.BACKWARD_INPUT,), action.chunk)
     if place == pp * interleave - 1:
         return Dependency(rank, (Op.FORWARD,), action.chunk)

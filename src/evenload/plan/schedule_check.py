@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from evenload.errors import EvenloadError
 from evenload.plan.schedule_actions import Action, ActionList, Op, dependency
@@ -25,10 +26,21 @@ def validate(actions: ActionList, *, pp: int, interleave: int, micro_batches: in
     if len(actions) != pp:
         raise EvenloadError(f"the schedule has {len(actions)} ranks, the pipeline {pp} stages", where="$")
     for rank, order in enumerate(actions):
+        _check_types(rank, order)
         _check_known(rank, order, interleave, micro_batches)
         _check_complete(rank, order, interleave, micro_batches)
         _check_order(rank, order)
     _check_runs(actions, pp, interleave)
+
+
+def _check_types(rank: int, order: Iterable[object]) -> None:
+    for index, action in enumerate(order):
+        if not isinstance(action, Action) or action.op not in set(Op):
+            raise EvenloadError(
+                f"{action!r} is no action",
+                where=f"$[{rank}][{index}]",
+                fix="write Action(Op.FORWARD, chunk, micro_batch)",
+            )
 
 
 def _check_known(rank: int, order: tuple[Action, ...], interleave: int, micro_batches: int) -> None:
@@ -66,9 +78,9 @@ def _incomplete(rank: int, chunk: int, micro_batch: int, done: set[Op]) -> Evenl
 def _check_order(rank: int, order: tuple[Action, ...]) -> None:
     place = {action: index for index, action in enumerate(order)}
     for index, action in enumerate(order):
-        if action.op is Op.FORWARD:
+        if action.op == Op.FORWARD:
             continue
-        needed = Op.BACKWARD_INPUT if action.op is Op.BACKWARD_WEIGHT else Op.FORWARD
+        needed = Op.BACKWARD_INPUT if action.op == Op.BACKWARD_WEIGHT else Op.FORWARD
         before = action._replace(op=needed)
         if place[before] > index:
             raise EvenloadError(f"rank {rank} runs {action} before {before}", where=f"$[{rank}][{index}]")

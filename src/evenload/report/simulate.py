@@ -143,7 +143,7 @@ def _drawing(timeline: Timeline, width: int) -> str:
     lines = [["."] * round(timeline.step_time * scale) for _ in range(timeline.graph.pp)]
     for action in actions:
         first, last = round(action.start * scale), round(action.end * scale)
-        fill = "-" if action.op is Op.FORWARD else "="
+        fill = "-" if action.op == Op.FORWARD else "="
         lines[action.rank][first:last] = f"{_label(action, timeline)} ".ljust(last - first, fill)[: last - first]
     legend = "F forward, B backward of a micro-batch" + ("; a, b ... chunk" if timeline.graph.interleave > 1 else "")
     rows = [f"{rank:4d}  {''.join(line)}" for rank, line in enumerate(lines)]

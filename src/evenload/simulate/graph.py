@@ -117,7 +117,7 @@ class ActionGraph:
     @cached_property
     def is_forward(self) -> NDArray[np.bool_]:
         """Whether an action is a forward."""
-        return np.array([action.op is Op.FORWARD for order in self.actions for action in order], dtype=bool)
+        return np.array([action.op == Op.FORWARD for order in self.actions for action in order], dtype=bool)
 
     @cached_property
     def in_flight(self) -> tuple[InFlight, ...]:
@@ -150,9 +150,11 @@ class ActionGraph:
             EvenloadError: as `run`.
         """
         times = self._times(forward, backward, transfer)
-        blocks = [times[:, first : first + BLOCK] for first in range(0, times.shape[1], BLOCK)]
-        last = self._last
-        return np.concatenate([self._ends(np.ascontiguousarray(block), transfer)[last].max(axis=0) for block in blocks])
+        last, steps = self._last, np.empty(times.shape[1])
+        for first in range(0, len(steps), BLOCK):
+            block = np.ascontiguousarray(times[:, first : first + BLOCK])
+            steps[first : first + BLOCK] = self._ends(block, transfer)[last].max(axis=0)
+        return steps
 
     def critical_path(self, forward: ArrayLike, backward: ArrayLike, transfer: float = 0.0) -> CriticalPath:
         """A longest path of one plan, as counts of forwards and backwards of each chunk.
@@ -196,7 +198,7 @@ class ActionGraph:
         ]
         if pair[0].shape != pair[1].shape:
             raise EvenloadError(f"forward times are for {len(pair[0])} plans, backward times for {len(pair[1])}")
-        flat = np.stack(pair, axis=1).reshape(len(pair[0]), -1)
+        flat = np.stack(pair, axis=1).reshape(len(pair[0]), 2 * self.interleave * self.pp)
         return np.ascontiguousarray(flat.T)
 
     def _ends(self, times: Floats, transfer: float) -> Floats:
@@ -227,7 +229,7 @@ class ActionGraph:
 
     @cached_property
     def _splits_backward(self) -> bool:
-        return any(action.op is Op.BACKWARD_INPUT for order in self.actions for action in order)
+        return any(action.op == Op.BACKWARD_INPUT for order in self.actions for action in order)
 
     @cached_property
     def _last(self) -> Ints:
@@ -261,4 +263,4 @@ def _durations(name: str, table: ArrayLike, interleave: int, pp: int) -> Floats:
         )
     if not np.isfinite(times).all() or (times < 0).any():
         raise EvenloadError(f"{name} times must be finite and not negative", where=f"$.{name}")
-    return times.reshape(-1, interleave, pp)
+    return times if times.ndim == 3 else times[np.newaxis]

@@ -62,10 +62,10 @@ def in_flight(order: Sequence[Action], *, interleave: int) -> InFlight:
     held = [0] * interleave
     moments: dict[tuple[bool, int], set[tuple[int, ...]]] = {}
     for action in order:
-        moments.setdefault((action.op is Op.FORWARD, action.chunk), set()).add(tuple(held))
-        if action.op is Op.FORWARD:
+        moments.setdefault((action.op == Op.FORWARD, action.chunk), set()).add(tuple(held))
+        if action.op == Op.FORWARD:
             held[action.chunk] += 1
-        elif action.op is not Op.BACKWARD_INPUT:
+        elif action.op != Op.BACKWARD_INPUT:
             held[action.chunk] -= 1
     rows = [(key, vector) for key in sorted(moments, reverse=True) for vector in _maximal(moments[key])]
     return InFlight(

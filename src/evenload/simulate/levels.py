@@ -37,6 +37,8 @@ def levels(actions: ActionList, *, interleave: int) -> Levels:
         EvenloadError: the actions cannot run in the order given.
     """
     pp = len(actions)
+    if not all(actions) or not pp:
+        raise EvenloadError("a rank of the schedule has no actions", where="$", fix="give every rank its actions")
     before, feeds = _predecessors(actions, interleave)
     level = _level(before, feeds, [len(order) for order in actions])
     rank = np.repeat(np.arange(pp), [len(order) for order in actions])
@@ -45,7 +47,7 @@ def levels(actions: ActionList, *, interleave: int) -> Levels:
     position = np.arange(total + 2)  # the last two stand for "nothing before" and "nothing feeds it"
     position[order] = np.arange(total)
     row = [
-        (action.chunk if action.op is Op.FORWARD else interleave + action.chunk) * pp + stage
+        (action.chunk if action.op == Op.FORWARD else interleave + action.chunk) * pp + stage
         for stage, actions_of_rank in enumerate(actions)
         for action in actions_of_rank
     ]

@@ -88,7 +88,7 @@ def rank_memory(moments: InFlight, costs: ChunkCosts, rank: int) -> RankMemory:
 def curve(order: Sequence[Action], costs: ChunkCosts, rank: int, start: Floats, end: Floats) -> tuple[Floats, Floats]:
     """(times, memory) of one rank, three points an action, two for the optimizer step; see `Timeline.curve`."""
     chunk = np.array([action.chunk for action in order])
-    forward = np.array([action.op is Op.FORWARD for action in order])
+    forward = np.array([action.op == Op.FORWARD for action in order])
     frees = np.array([action.op in {Op.BACKWARD, Op.BACKWARD_WEIGHT} for action in order])
     kept: Floats = costs.kept[chunk, rank]
     change: Floats = np.where(forward, kept, np.where(frees, -kept, 0.0))
