@@ -58,8 +58,8 @@ def shown(value: object) -> str:
     """A wrong value as it stands in a settings file, cut to a readable length.
 
     Examples:
-        >>> shown(None), shown(True), shown("4096"), shown(10**5000)
-        ('null', 'true', "'4096'", 'a number of more than 18 digits')
+        >>> shown(None), shown(True), shown("4096"), shown(10**5000), shown([10**5000])
+        ('null', 'true', "'4096'", 'a number of more than 18 digits', 'a list that is too large to print')
     """
     if value is None:
         return "null"
@@ -67,7 +67,10 @@ def shown(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) >= 10**18:  # Python refuses to print very long ones
         return "a number of more than 18 digits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # such a number, or very deep nesting, inside a list
+        return f"a {type(value).__name__} that is too large to print"
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
