@@ -5,12 +5,12 @@ from tests.profile.llama import DENSE, HEAD, HIDDEN, LLAMA, MOE, VOCABULARY, mod
 
 from evenload.profile.buffers import (
     boundary_bytes,
+    buffer_parts,
     gather_bytes,
     layer_buffers,
     optimizer_transient,
-    outside_bytes,
+    outside_parts,
     pipeline_buffers,
-    workspace_bytes,
 )
 from evenload.setup import Setup
 
@@ -101,10 +101,15 @@ def test_only_the_foreach_optimizer_of_pytorch_needs_room():
 
 
 def test_memory_outside_grows_with_the_kinds_of_groups():
-    assert outside_bytes(Setup()) == round(0.52 * GIB)
-    assert outside_bytes(Setup(tp=8, pp=4)) == round(0.52 * GIB) + 2 * round(0.39 * GIB)
-    assert workspace_bytes("h100") == 32 * 2**20
-    assert workspace_bytes("a100-80") < 9 * 10**6
+    assert outside_parts(Setup()) == {"device context": round(0.52 * GIB)}
+    assert outside_parts(Setup(tp=8, pp=4))["2 communicators"] == 2 * round(0.39 * GIB)
+
+
+def test_buffers_are_named():
+    assert buffer_parts(LLAMA, Setup(), "h100", 0) == {"workspace of matrix products": 32 * 2**20}
+    assert buffer_parts(LLAMA, Setup(), "a100-80", 0) == {"workspace of matrix products": 8_519_680}
+    setup = Setup(pp=4, micro_batches=8, seq=2048)
+    assert buffer_parts(LLAMA, setup, "h100", 3)["pipeline send and receive buffers"] == 8 * 2048 * HIDDEN * 2
 
 
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "mindspore_interleaved", "interleaved_1f1b_less_memory"])

@@ -15,6 +15,8 @@ from evenload._version import __version__
 from evenload.errors import EvenloadError
 
 VERBS: Final[dict[str, str]] = {
+    "estimate": "evenload.cli.estimate:run",
+    "names": "evenload.cli.names:run",
     "simulate": "evenload.cli.simulate:simulate_command",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""

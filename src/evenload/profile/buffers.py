@@ -6,7 +6,7 @@ each rule names its cause, so that a reader can tell when it does not hold for a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -32,15 +32,22 @@ def boundary_bytes(model: Model, setup: Setup) -> int:
     return tokens * model.hidden * WIDTH[setup.dtype]
 
 
-def outside_bytes(setup: Setup) -> int:
+def outside_parts(setup: Setup) -> Mapping[str, int]:
     """Memory outside the allocator: the context, and a communicator for every kind of group that has partners."""
-    groups = (setup.tp, setup.cp, setup.dp, setup.pp, setup.ep)
-    return CONTEXT + COMMUNICATOR * sum(size > 1 for size in groups)
+    kinds = sum(size > 1 for size in (setup.tp, setup.cp, setup.dp, setup.pp, setup.ep))
+    return {"device context": CONTEXT, **({f"{kinds} communicators": kinds * COMMUNICATOR} if kinds else {})}
 
 
-def workspace_bytes(hardware: str) -> int:
-    """Workspace of matrix products, inside the allocator."""
-    return WORKSPACE.get(hardware, SMALL_WORKSPACE)
+def buffer_parts(
+    model: Model, setup: Setup, hardware: str, stage: int, *, gather_again: bool = False
+) -> Mapping[str, int]:
+    """Buffers of a stage beside those of its layers, by name; only those that there are."""
+    parts = {
+        "pipeline send and receive buffers": pipeline_buffers(setup, boundary_bytes(model, setup), stage),
+        "gathered parameters and whole gradients": gather_bytes(model, setup, gather_again=gather_again),
+        "workspace of matrix products": WORKSPACE.get(hardware, SMALL_WORKSPACE),
+    }
+    return {name: nbytes for name, nbytes in parts.items() if nbytes}
 
 
 def optimizer_transient(setup: Setup) -> Callable[[float], float] | None:
@@ -54,14 +61,15 @@ def optimizer_transient(setup: Setup) -> Callable[[float], float] | None:
     return float
 
 
-def layer_buffers(layer: Layer, model: Model, setup: Setup) -> int:
+def layer_buffers(layer: Layer, model: Model, setup: Setup, *, gather_again: bool = False) -> int:
     """What a layer adds to its rank's buffers for the whole step.
 
     * DistributedDataParallel (ZeRO 0 or 1 in PyTorch) keeps gradients a second time, in its buckets: the default
       `gradient_as_bucket_view=False`.
     * FSDP in a pipeline keeps parameters gathered and accumulates whole gradients until the last micro-batch, because
       re-gathering for every micro-batch would cost too much (`set_reshard_after_backward(False)` in
-      `torch.distributed.pipelining.stage`).
+      `torch.distributed.pipelining.stage`). With `gather_again` (MindFormers: `parallel_optimizer_comm_recompute`) the
+      parameters are let go after forward.
     """
     if setup.backend != "torch":
         return 0
@@ -69,23 +77,26 @@ def layer_buffers(layer: Layer, model: Model, setup: Setup) -> int:
     if setup.zero <= 1:
         return elements * WIDTH[setup.gradient_dtype]
     if setup.pp > 1:
-        gathered = WIDTH[setup.dtype] if setup.zero == 3 else 0
+        gathered = WIDTH[setup.dtype] if setup.zero == 3 and not gather_again else 0
         return elements * (gathered + WIDTH[setup.gradient_dtype])
     return 0
 
 
-def gather_bytes(model: Model, setup: Setup) -> int:
-    """Working memory of FSDP outside a pipeline: the fullest moment of its backward.
+def gather_bytes(model: Model, setup: Setup, *, gather_again: bool = False) -> int:
+    """Working memory of FSDP: the fullest moment of its backward.
 
     While the backward of one layer runs, its parameters are gathered, those of the layer before are on their way, its
     gradients are whole, and the layer after is being reduced in the type of the gradients.
     Source: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (implicit prefetch, one reduction in flight).
+
+    In a pipeline whole gradients are there anyway (see `layer_buffers`), and parameters too unless they are gathered
+    again for each micro-batch.
     """
-    if setup.backend == "megatron" or setup.zero < 2 or setup.pp > 1:
+    if setup.backend == "megatron" or setup.zero < 2 or (setup.pp > 1 and not gather_again):
         return 0
     elements = [_shared_elements(layer, model, setup) for layer in model.layers]
     gathered = WIDTH[setup.dtype] if setup.zero == 3 else 0
-    whole, reduced = WIDTH[setup.dtype], WIDTH[setup.gradient_dtype]
+    whole, reduced = (0, 0) if setup.pp > 1 else (WIDTH[setup.dtype], WIDTH[setup.gradient_dtype])
     return max(
         gathered * (here + before) + whole * here + reduced * after
         for before, here, after in zip([0, *elements], elements, [*elements[1:], 0], strict=False)

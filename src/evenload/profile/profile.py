@@ -120,6 +120,10 @@ class Profile:
     """Time to send `boundary` from one stage to the next."""
     buffers: Callable[[int, int], float] | None = None
     """(stage, layers held) -> memory of buffers on that rank beside those of its layers; None: none."""
+    buffer_parts: Callable[[int], Mapping[str, float]] | None = None
+    """Stage -> what `buffers` is made of, by name; None: nobody knows."""
+    outside_parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What `outside` is made of, by name."""
     optimizer_transient: Callable[[float], float] | None = None
     """Parameters on the rank (bytes) -> transient memory of the optimizer step; None: none."""
     memory_unit: str = "bytes"

@@ -1,0 +1,112 @@
+"""How a run is described on the command line: the flags that several verbs share, defined once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from evenload.setup import Setup
+
+_TYPES: Final = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float8": "fp8",
+}
+"""Names of data types in PyTorch and MindSpore."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flags:
+    """What the user said; None is "not said". Names are those of `Setup` and of `Inputs`."""
+
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel degree.")] = None
+    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline stages.")] = None
+    interleave: Annotated[int | None, typer.Option("--interleave", help="Chunks per pipeline stage.")] = None
+    dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel replicas, not counting --cp.")] = None
+    cp: Annotated[int | None, typer.Option("--cp", help="Context-parallel degree: divides the sequence.")] = None
+    ep: Annotated[int | None, typer.Option("--ep", help="Expert-parallel degree.")] = None
+    etp: Annotated[int | None, typer.Option("--etp", help="Tensor-parallel degree inside one expert.")] = None
+    micro_batch: Annotated[int | None, typer.Option("--micro-batch", help="Sequences in one micro-batch.")] = None
+    micro_batches: Annotated[int | None, typer.Option("--micro-batches", help="Micro-batches per step.")] = None
+    seq: Annotated[int | None, typer.Option("--seq", help="Tokens per sequence.")] = None
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Parameters and activations: bf16, fp16, fp32, fp8.")] = (
+        None
+    )
+    grad_dtype: Annotated[str | None, typer.Option("--grad-dtype", help="Type of accumulated gradients.")] = None
+    master_weights: Annotated[
+        bool | None, typer.Option("--master-weights/--no-master-weights", help="fp32 main copies of the parameters.")
+    ] = None
+    optimizer: Annotated[str | None, typer.Option("--optimizer", help="adamw, sgd or none.")] = None
+    optimizer_dtype: Annotated[str | None, typer.Option("--optimizer-dtype", help="Type of the moments.")] = None
+    zero: Annotated[int | None, typer.Option("--zero", help="ZeRO stage 0 to 3; 3 is FSDP.")] = None
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Divide activations by --tp between products."),
+    ] = None
+    attention: Annotated[str | None, typer.Option("--attention", help="sdpa (fused) or eager.")] = None
+    backend: Annotated[str | None, typer.Option("--backend", help="torch, megatron or mindspore.")] = None
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Pipeline schedule, such as 1f1b or gpipe.")] = None
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", help="A device, such as h100, or a JSON or YAML file.")
+    ] = None
+    recompute: Annotated[
+        str | None, typer.Option("--recompute", help="On every layer: none, full, select, comm or both.")
+    ] = None
+    offset: Annotated[
+        str | None, typer.Option("--offset", help="Layers above the even share: a number, [stage] or [chunk][stage].")
+    ] = None
+    memory: Annotated[str | None, typer.Option("--memory", help="Limit of one device, such as 64GiB or 80GB.")] = None
+    config: Annotated[str | None, typer.Option("--config", help="Settings file that the flags are laid over.")] = None
+
+    def over(self, setup: Setup) -> Setup:
+        """The setup with what was said laid over it.
+
+        Raises:
+            EvenloadError: a value that a setup cannot have.
+        """
+        names = {field.name for field in fields(Setup)}
+        said = {name: value for name, value in self.said().items() if name in names}
+        for name in ("dtype", "grad_dtype", "optimizer_dtype"):
+            if name in said:
+                said[name] = _TYPES.get(said[name].lower(), said[name].lower())
+        return replace(setup, **said)
+
+    def said(self) -> dict[str, Any]:
+        """The flags that were given."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+
+def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb with a parameter `flags: Flags` an option for each of them.
+
+    Typer reads options from a function's signature; this writes them there, so that every verb has the same ones.
+    """
+    own = inspect.signature(verb)
+    hints = get_type_hints(verb, include_extras=True)
+    shared = get_type_hints(Flags, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name]) for name, parameter in own.parameters.items() if name != "flags"
+    ]
+    parameters += [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=shared[field.name]
+        )
+        for field in fields(Flags)
+    ]
+
+    def run(**given: Any) -> None:
+        flags = Flags(**{field.name: given.pop(field.name) for field in fields(Flags)})
+        verb(**given, flags=flags)
+
+    run.__doc__ = verb.__doc__
+    run.__name__ = verb.__name__
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

@@ -1,0 +1,137 @@
+"""From a model argument, a settings file and flags to a model and a plan: where `estimate` and `plan` start."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from evenload.cli.flags import Flags
+from evenload.dialects.files import parse_json
+from evenload.dialects.native import read_native
+from evenload.dialects.reading import Reading
+from evenload.dialects.yaml_source import read_yaml
+from evenload.errors import EvenloadError, Notice, did_you_mean
+from evenload.model import Model
+from evenload.model.huggingface import model_from_config
+from evenload.model.presets import model_source, open_model
+from evenload.plan.layout import Layout
+from evenload.plan.plan import Plan
+from evenload.plan.policy import Policy, Recompute
+from evenload.profile.hardware import find_hardware
+from evenload.setup import Setup, check_setup
+from evenload.units import parse_bytes
+
+_FIELD: Final = re.compile(r"\$\.(\w+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What a verb works on."""
+
+    model: Model
+    plan: Plan
+    limit: int | None = None
+    """Bytes of one device, where somebody named them."""
+    notices: tuple[Notice, ...] = ()
+
+
+def read_inputs(name: str, flags: Flags) -> Inputs:
+    """Read a model and everything said about its training.
+
+    A settings file gives a whole plan; flags are laid over it. Without one, degrees are 1, layers are dealt evenly and
+    nothing is recomputed.
+
+    Raises:
+        EvenloadError: a file that cannot be read, a flag that cannot be meant, or degrees that do not divide.
+    """
+    try:
+        return _read(name, flags)
+    except EvenloadError as error:
+        found = _FIELD.match(error.where or "")
+        if found and found[1] in flags.said():  # the user typed a flag, not a path inside a value
+            raise error.at(f"--{found[1].replace('_', '-')}") from None
+        raise
+
+
+def _read(name: str, flags: Flags) -> Inputs:
+    own = read_settings(name) if model_source(name) == "settings" else None
+    reading = read_settings(flags.config) if flags.config else own
+    model = open_model(name) if own is None else _model_of(own, name)
+    setup, notices = _setup(reading, flags)
+    check_setup(model, setup)
+    layout = _layout(model, setup, reading, flags)
+    plan = Plan(setup=setup, layout=layout, policy=_policy(reading, layout, flags), model=name)
+    return Inputs(
+        model=model,
+        plan=plan,
+        limit=_limit(reading, flags),
+        notices=(*(reading.notices if reading else ()), *notices),
+    )
+
+
+def read_settings(path: str) -> Reading:
+    """A settings file in any dialect.
+
+    Raises:
+        EvenloadError: it cannot be read, with file, line and column.
+    """
+    return read_native(read_yaml(path))
+
+
+def _model_of(reading: Reading, name: str) -> Model:
+    """The model that a settings file describes or names."""
+    if reading.model_config is not None:
+        return model_from_config(reading.model_config, where=name)
+    if reading.plan.model:
+        return open_model(reading.plan.model)
+    raise EvenloadError(
+        "the settings file describes no model", where=name, fix="name the model first, and this file by --config"
+    )
+
+
+def _setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:
+    setup = flags.over(reading.plan.setup if reading else Setup())
+    if reading is None and flags.micro_batches is None and setup.pp > 1:
+        enough = setup.pp * (2 if setup.interleave > 1 else 1)
+        fact = f"{enough} micro-batches are assumed, which fill the pipeline"
+        return replace(setup, micro_batches=enough), [Notice(fact=fact, where="--micro-batches", fix="give the number")]
+    return setup, []
+
+
+def _layout(model: Model, setup: Setup, reading: Reading | None, flags: Flags) -> Layout:
+    layers = len(model.blocks)
+    if flags.offset is not None:
+        offset = cast("Any", parse_json(flags.offset, name="--offset"))
+        return Layout.from_offset(layers, pp=setup.pp, interleave=setup.interleave, offset=offset)
+    if reading is None or (reading.plan.setup.pp, reading.plan.setup.interleave) != (setup.pp, setup.interleave):
+        return Layout.even(layers, pp=setup.pp, interleave=setup.interleave)
+    if reading.plan.layout.num_layers != layers:
+        raise EvenloadError(
+            f"the settings place {reading.plan.layout.num_layers} layers, {model.name} has {layers}",
+            where=flags.config,
+            fix="name the model that the settings were made for, or give --offset",
+        )
+    return reading.plan.layout
+
+
+def _policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy:
+    if flags.recompute is not None:
+        word = flags.recompute.lower()
+        if word not in set(Recompute):
+            hint = did_you_mean(word, [choice.value for choice in Recompute])
+            raise EvenloadError(
+                f"recompute is {flags.recompute!r}",
+                where="--recompute",
+                fix=hint or f"use one of {', '.join(Recompute)}; single layers are named in a settings file",
+            )
+        return Policy.everywhere(Recompute(word), layout.num_layers)
+    return reading.plan.policy if reading else Policy()
+
+
+def _limit(reading: Reading | None, flags: Flags) -> int | None:
+    if flags.memory is not None:
+        return parse_bytes(flags.memory, where="--memory")
+    if reading is not None and reading.limit is not None:
+        return reading.limit
+    return find_hardware(flags.hardware).memory if flags.hardware is not None else None

@@ -1,0 +1,143 @@
+"""The profile of a model under a setup, from formulas alone: nothing has to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from types import MappingProxyType
+
+from evenload.model import Layer, Model
+from evenload.plan.mincut import decide
+from evenload.plan.operators import Graph, Operator
+from evenload.plan.policy import LayerPolicy, Policy, Recompute
+from evenload.profile.blocks import block_graph
+from evenload.profile.buffers import (
+    boundary_bytes,
+    buffer_parts,
+    layer_buffers,
+    optimizer_transient,
+    outside_parts,
+)
+from evenload.profile.cost import graph_cost
+from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
+from evenload.profile.profile import Cost, LayerProfile, Profile
+from evenload.profile.static import static_of
+from evenload.setup import Setup, check_setup
+
+
+def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) -> Profile:
+    """What every kind of layer of a model costs under a setup.
+
+    Memory is in bytes and time in seconds, for one micro-batch on the rank of each group that holds most.
+
+    Args:
+        model: the model.
+        setup: how it is trained.
+        policy: whose switches for the whole run to follow (`mp_comm`, `slice_activation`, `optimizer_comm`); None: the
+            defaults. What single layers recompute is asked of their `cost`.
+
+    Raises:
+        EvenloadError: degrees that do not divide what they must, unknown hardware, or a part of the model that the
+            backend has no rule for.
+    """
+    check_setup(model, setup)
+    hardware = find_hardware(setup.hardware)
+    switches = policy or Policy()
+    boundary = boundary_bytes(model, setup)
+    outside = outside_parts(setup)
+
+    @cache
+    def parts(stage: int) -> Mapping[str, float]:
+        return buffer_parts(model, setup, hardware.name, stage, gather_again=switches.optimizer_comm)
+
+    return Profile(
+        layers=MappingProxyType(
+            {layer.kind: layer_profile(layer, model, setup, hardware, switches) for layer in model.kinds()}
+        ),
+        blocks=tuple(layer.kind for layer in model.blocks),
+        first=(model.embedding.kind,),
+        last=(*(layer.kind for layer in model.mtp), model.head.kind),
+        outside=sum(outside.values()),
+        outside_parts=outside,
+        boundary=boundary,
+        transfer_time=transfer_time(boundary, hardware, setup),
+        buffers=lambda stage, _: sum(parts(stage).values()),
+        buffer_parts=parts,
+        optimizer_transient=optimizer_transient(setup),
+        notes=_notes(setup, hardware),
+    )
+
+
+def layer_profile(layer: Layer, model: Model, setup: Setup, hardware: Hardware, switches: Policy) -> LayerProfile:
+    """What one layer costs. Costs under a policy are worked out once and kept."""
+    graph = block_graph(model, layer, setup)
+    static = static_of(layer, model, setup)
+
+    @cache
+    def times(operator: Operator) -> float:
+        return operator_time(operator, hardware, setup)
+
+    @lru_cache(maxsize=256)
+    def cost(policy: LayerPolicy) -> Cost:
+        return graph_cost(
+            graph,
+            policy,
+            times,
+            mp_comm=switches.mp_comm,
+            sliced=setup.tp if switches.slice_activation and not setup.sequence_parallel else 1,
+            weight_gradients=_weight_gradients(setup),
+        )
+
+    return LayerProfile(
+        kind=layer.kind,
+        parameters=static.parameters,
+        gradients=static.gradients,
+        optimizer=static.optimizer,
+        buffers=layer_buffers(layer, model, setup, gather_again=switches.optimizer_comm),
+        count=static.count,
+        cost=cost,
+        graph=graph,
+        choices=_choices(graph) if layer.role == "block" else (Recompute.NONE,),
+    )
+
+
+def _weight_gradients(setup: Setup) -> float:
+    """Bytes of a weight's gradient beside the accumulated one while backward makes it, for a byte of the weight.
+
+    Megatron-LM's products add into the accumulated gradient (`gradient_accumulation_fusion`); FSDP's are counted with
+    what it gathers; the gradient of the first micro-batch becomes the accumulated one where the types are the same.
+    """
+    if setup.backend != "torch" or (setup.zero >= 2 and setup.pp == 1):
+        return 0.0
+    return 0.0 if setup.micro_batches == 1 and setup.gradient_dtype == setup.dtype else 1.0
+
+
+def _choices(graph: Graph) -> tuple[Recompute, ...]:
+    """Choices worth making: one that frees nothing more than a cheaper one is left out."""
+    freed = {choice: decide(graph, LayerPolicy.of(choice)).freed for choice in Recompute}
+    worth = [choice for choice in (Recompute.SELECT, Recompute.COMM) if freed[choice] > 0]
+    if len(worth) == 2 and freed[Recompute.BOTH] > max(freed[choice] for choice in worth):
+        worth.append(Recompute.BOTH)
+    return (Recompute.NONE, *worth, Recompute.FULL)
+
+
+def _notes(setup: Setup, hardware: Hardware) -> tuple[str, ...]:
+    """What the profile assumes, for the report."""
+    width = f"{setup.parameter_dtype} parameters, {setup.gradient_dtype} gradients, {setup.moment_dtype} moments"
+    copies = " and fp32 main copies" if setup.main_copies and not setup.fsdp_mixed else ""
+    notes = [f"Types: {width}{copies}."]
+    if setup.backend == "torch":
+        notes.append("The optimizer runs its foreach form, PyTorch's default on a GPU.")
+        if setup.pp > 1:
+            notes.append("The pipeline is torch.distributed.pipelining; the last stage does not return its logits.")
+        if setup.zero <= 1 and setup.dp * setup.cp > 1:
+            notes.append("DistributedDataParallel keeps gradients in buckets beside the gradients themselves.")
+        if setup.zero == 3 and setup.pp > 1:
+            notes.append(
+                "FSDP in a pipeline keeps parameters gathered unless they are to be gathered again in backward."
+            )
+    if setup.backend == "mindspore":
+        notes.append("MindSpore runs are estimated with the rules of Megatron-LM for types and buffers.")
+    notes.append(f"Times: {hardware.name} at {hardware.matmul_efficiency:.0%} of its matrix rate.")
+    notes.append("Gradients are counted for the whole step; fragmentation of the allocator is not counted.")
+    return tuple(notes)
