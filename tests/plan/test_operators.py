@@ -57,3 +57,16 @@ def test_an_output_that_alone_is_saved_is_kept_here():
 def test_a_graph_that_contradicts_itself_is_refused(operator, values, says):
     with pytest.raises(EvenloadError, match=says):
         one_operator(operator, *values)
+
+
+def test_an_operator_reads_the_whole_of_an_input_unless_it_says_which_part():
+    half = Operator(path="", name="chunk", inputs=("x",), outputs=("y",), parts=(("x", 4),))
+    graph = one_operator(half, X, Y)
+    assert graph.operators[0].reads(X) == 4
+    assert Operator(path="", name="f", inputs=("x",), outputs=("y",)).reads(X) == 8
+
+
+@pytest.mark.parametrize("part", [("x", 9), ("x", -1), ("y", 4)])
+def test_a_part_of_nothing_or_of_more_than_all_is_refused(part):
+    with pytest.raises(EvenloadError, match="as a part of"):
+        one_operator(Operator(path="", name="chunk", inputs=("x",), outputs=("y",), parts=(part,)), X, Y)

@@ -171,16 +171,29 @@ def test_a_second_gradient_goes_into_a_new_tensor_while_others_hold_the_first():
     assert highest(events) == 8 * 3
 
 
-def test_concatenation_hands_on_views_of_its_gradient_to_whole_inputs_only():
-    def joined(*, part: bool) -> float:
+def test_concatenation_hands_on_views_of_its_gradient():
+    def joined(result: int) -> float:
         b = Builder(8)
         left = b.call("", "f", ("x",), 10, out="left")
-        right = b.call("", "g", ("x",), 20 if part else 10, out="right")
-        graph = b.graph(b.call("", "cat", (left, right), 20, out="y"))
+        right = b.call("", "g", ("x",), 10, out="right")
+        graph = b.graph(b.call("", "cat", (left, right), result, out="y"))
         return highest(backward(graph)[:3])
 
-    assert joined(part=False) == 20 + 8 + 8  # the gradients of both are views; g and f make one of x each
-    assert joined(part=True) == 20 + 10 + 20
+    assert joined(20) == 20 + 8 + 8  # the gradients of both are views; g and f make one of x each
+    assert joined(24) == 24 + 10 + 10  # something else than these two whole values went in
+
+
+def test_gradients_of_parts_are_joined_when_the_whole_is_needed():
+    b = Builder(8)
+    both = b.call("", "linear", ("x", "w"), 100, saves=("x", "w"), heavy=True, out="both")
+    active = b.call("", "silu", (both,), 50, saves=(both,), parts=((both, 50),), out="active")
+    graph = b.graph(b.call("", "mul", (active, both), 50, saves=(active, both), parts=((both, 50),), out="y"))
+    events = backward(graph)
+    # gradient of y; of both halves, y's goes; silu's input, active's goes; both halves are joined; then the linear's
+    assert events[:3] == (50, 50, 50)
+    assert 100 in events
+    assert sum(events) == -graph.kept_bytes
+    assert highest(events) == 50 * 3
 
 
 def test_an_operator_that_copies_and_computes_does_not_hand_its_gradient_on():

@@ -42,6 +42,8 @@ class Operator:
     """Values read, by name."""
     outputs: tuple[str, ...] = ()
     """Values made, by name."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """Inputs that are read through a view on a part, with the bytes of that part; the others are read whole."""
     saves: tuple[str, ...] = ()
     """Values that the operator's backward needs: read, made, or held ones."""
     flops: float = 0.0
@@ -62,6 +64,10 @@ class Operator:
     """Bytes alive only while the operator's backward runs, beside the gradients it returns."""
     weight_bytes: int = 0
     """Bytes of the operator's own parameters on one rank: its backward makes a gradient of this size."""
+
+    def reads(self, value: Value) -> int:
+        """Bytes of an input that the operator reads."""
+        return dict(self.parts).get(value.name, value.nbytes)
 
     @property
     def label(self) -> str:
@@ -97,6 +103,9 @@ class Graph:
         alive = {value.name for value in self.values if value.held} | {self.input}
         for operator in self.operators:
             self._require(operator, operator.inputs, alive)
+            for name, nbytes in operator.parts:
+                if name not in operator.inputs or not 0 <= nbytes <= self.by_name[name].nbytes:
+                    raise EvenloadError(f"operator {operator.label} reads {nbytes} bytes as a part of {name!r}")
             for name in operator.outputs:
                 if name in alive:
                     raise EvenloadError(f"operator {operator.label} makes the value {name!r} a second time")

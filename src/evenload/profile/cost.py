@@ -101,22 +101,32 @@ def backward_time(graph: Graph, operator: Operator, times: OperatorTime) -> floa
     written = [name for name in inputs if not shares_gradient(graph, operator, name)]
     if not written and not operator.weight_bytes:
         return 0.0  # the gradient is passed on as it is
-    moved = sum(map(graph.nbytes, (*results, *operator.saves, *written))) + operator.weight_bytes
+    moved = sum(map(graph.nbytes, (*results, *operator.saves))) + operator.weight_bytes
+    moved += sum(operator.reads(graph.by_name[name]) for name in written)
     return times(_mover(f"{operator.name}_backward", moved, operator.path))
 
 
 def _accumulation_time(graph: Graph, times: OperatorTime) -> float:
-    """Time to add up the gradients of values that several operators read: two read, one written."""
-    readers = Counter(
-        name
-        for operator in graph.operators
-        if any(needs_gradient(graph, result) for result in operator.outputs)
-        for name in operator.inputs
-        if needs_gradient(graph, name)
-    )
-    return fsum(
-        (count - 1) * times(_mover("add", 3 * graph.nbytes(name))) for name, count in readers.items() if count > 1
-    )
+    """Time to add up the gradients of values that several operators read: two read, one written for every addition.
+
+    Gradients of parts of a value are joined first: all parts read, the whole written.
+    """
+    whole: Counter[str] = Counter()
+    in_parts: set[str] = set()
+    for operator in graph.operators:
+        if not any(needs_gradient(graph, result) for result in operator.outputs):
+            continue
+        for name in operator.inputs:
+            if not needs_gradient(graph, name):
+                continue
+            if operator.reads(graph.by_name[name]) < graph.nbytes(name):
+                in_parts.add(name)
+            else:
+                whole[name] += 1
+    whole.update(in_parts)
+    moved = [3 * graph.nbytes(name) * (count - 1) for name, count in whole.items()]
+    moved += [2 * graph.nbytes(name) for name in in_parts]
+    return fsum(times(_mover("add", nbytes)) for nbytes in moved if nbytes)
 
 
 def _gather_time(graph: Graph, share: float, times: OperatorTime) -> float:

@@ -18,6 +18,7 @@ Backward (PyTorch's autograd engine, `torch/csrc/autograd/engine.cpp`): operator
 - The second gradient of one value is added to the first in place if nothing else holds the first by then, else into a
   new tensor (`InputBuffer::accumulate`).
 - Addition hands the gradient of its result on without a copy, as do concatenation (views of it) and cloning.
+- Gradients of parts of a value (`chunk`, `split`, slices) are joined to one of the whole value when that is needed.
 - The gradient of a smaller operand of a product is made at the size of the result and then summed up.
 - A dropped value is computed again when it is first needed, with all that it follows from, and stays until its last
   use. Full recompute computes everything again before it starts (`torch.utils.checkpoint`), and keeps the layer's input
@@ -89,17 +90,14 @@ def needs_gradient(graph: Graph, name: str) -> bool:
 
 
 def shares_gradient(graph: Graph, operator: Operator, name: str) -> bool:
-    """Whether backward passes the gradient of the result on to this input without a copy.
-
-    Concatenation does so for whole inputs; of an input that is only read in part, the gradient is filled up with zeros.
-    """
+    """Whether backward passes the gradient of the result, or a view of it, on to this input without a copy."""
     kinds = {operator.name.strip("_"), operator.aten.strip("_")}
     if len(operator.outputs) != 1 or kinds & _PRODUCTS:
         return False
     result = graph.nbytes(operator.outputs[0])
     if "cat" in kinds:
-        return len(operator.inputs) > 1 and graph.total(operator.inputs) == result
-    return bool(kinds & _SHARES) and graph.nbytes(name) == result
+        return sum(operator.reads(graph.by_name[one]) for one in operator.inputs) == result
+    return bool(kinds & _SHARES) and operator.reads(graph.by_name[name]) == result
 
 
 def _last_uses(graph: Graph) -> dict[str, int]:
@@ -171,6 +169,8 @@ class _Backward:
         self.weight_gradients = weight_gradients
         self.memory = _Memory(graph)
         self.gradients: dict[str, _Gradient] = {}
+        self.parts: dict[str, list[_Gradient]] = {}
+        """Gradients of parts of a value, which are still to be joined."""
         self.waiting = set(decision.rerun)
         """Operators that are still to be run again."""
         self.needs = Counter(name for operator in graph.operators for name in operator.saves)
@@ -192,12 +192,15 @@ class _Backward:
         for operator in reversed(graph.operators):
             self._step(operator)
         memory.drop(set(memory.alive))
+        self._join(graph.input)
         if graph.input in self.gradients:
             self._release(self.gradients.pop(graph.input), graph.input)
         return memory.events()
 
     def _step(self, operator: Operator) -> None:
         """Backward of one operator."""
+        for name in operator.outputs:
+            self._join(name)
         arrived = [name for name in operator.outputs if name in self.gradients]
         weights = self.weight_gradients * operator.weight_bytes if arrived else 0.0
         made: list[tuple[str, _Gradient]] = []
@@ -212,7 +215,10 @@ class _Backward:
                 self._release(self.gradients.pop(name), name)
         self._used(operator.saves)
         for name, gradient in made:
-            self._accumulate(name, gradient)
+            if operator.reads(self.graph.by_name[name]) < self.graph.nbytes(name):
+                self.parts.setdefault(name, []).append(gradient)
+            else:
+                self._accumulate(name, gradient)
         self.memory.change(-weights)
 
     def _differentiate(self, operator: Operator, arrived: list[str]) -> list[tuple[str, _Gradient]]:
@@ -224,7 +230,7 @@ class _Backward:
             if shares_gradient(self.graph, operator, name):
                 gradient = self.gradients[arrived[0]]
             else:
-                gradient = _Gradient(self.graph.nbytes(name))
+                gradient = _Gradient(operator.reads(self.graph.by_name[name]))
                 self.memory.change(gradient.nbytes)
             gradient.holders.add(_NEW + name)
             made.append((name, gradient))
@@ -240,6 +246,17 @@ class _Backward:
             self._release(first, name)
             self._take(name)
         self._release(gradient, _NEW + name)
+
+    def _join(self, name: str) -> None:
+        """Make one gradient of a value of the gradients of its parts."""
+        parts = self.parts.pop(name, [])
+        if not parts:
+            return
+        whole = _Gradient(self.graph.nbytes(name), {_NEW + name})
+        self.memory.change(whole.nbytes)
+        for part in parts:
+            self._release(part, _NEW + name)
+        self._accumulate(name, whole)
 
     def _take(self, name: str) -> None:
         self.gradients[name] = _Gradient(self.graph.nbytes(name), {name})
@@ -287,5 +304,5 @@ def temporaries(graph: Graph, operator: Operator) -> float:
     own = _TEMPORARIES.get(kind, 0) * most
     if kind not in _PRODUCTS:
         return own
-    small = sum(graph.nbytes(name) < most for name in operator.inputs if needs_gradient(graph, name))
+    small = sum(operator.reads(graph.by_name[name]) < most for name in operator.inputs if needs_gradient(graph, name))
     return own + (small + (0 < operator.weight_bytes < most)) * most
