@@ -6,6 +6,7 @@ Defaults for absent keys are those of the configuration classes of `transformers
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from evenload.model.blocks import Names
@@ -18,7 +19,7 @@ from evenload.model.families.common import (
     read_sizes,
     windowed,
 )
-from evenload.model.keys import MOST, Keys
+from evenload.model.keys import MOST, Keys, as_mapping
 from evenload.model.spec import FeedForward
 
 _DEFAULT_WINDOW: Final = 4096
@@ -128,6 +129,7 @@ def _gemma(
 def _phi3(keys: Keys) -> Decoder:
     sizes = read_sizes(keys)
     attention = read_attention(keys, sizes.hidden)
+    attention = replace(attention, rotary_dim=_rotary_dim(keys, attention.head_dim))
     window = keys.optional("sliding_window")
     return Decoder(
         hidden=sizes.hidden,
@@ -139,6 +141,21 @@ def _phi3(keys: Keys) -> Decoder:
             names=Names(fused=True),
         ),
     )
+
+
+def _rotary_dim(keys: Keys, head_dim: int) -> int | None:
+    """Width of the rotated part of a head, if it is not all of it (`Phi3RotaryEmbedding`)."""
+    factor = keys.number("partial_rotary_factor", absent=1.0)
+    if not keys.has("partial_rotary_factor") and as_mapping(keys.mapping.get("rope_parameters")) is not None:
+        factor = keys.inner("rope_parameters").number("partial_rotary_factor", absent=1.0)
+    width = int(head_dim * (factor or 1.0))
+    if not 0 < width <= head_dim:
+        keys.refuse(
+            "partial_rotary_factor",
+            f"partial_rotary_factor is {factor}, which leaves {width} of {head_dim} elements to rotate",
+            "use a number above 0, up to 1",
+        )
+    return None if width == head_dim else width
 
 
 def _feed_forward(keys: Keys, *, bias: bool = False, activation: str | None = None) -> FeedForward:
