@@ -6,45 +6,25 @@ from typing import Any
 
 import cases
 
-from evenload.model import Attention, FeedForward, Layer, Model
+from evenload.model import Layer, Model
+from evenload.model.huggingface import model_from_config
 from evenload.setup import Setup
 
 
 def setup_of(case: dict[str, Any], **changes: Any) -> Setup:
     """The setup under which a case was traced."""
-    options = {"dtype": case["dtype"], "attention": case["attention"], "micro_batch": case["batch"], "seq": case["seq"]}
+    same = ("dtype", "attention", "seq", "tp", "sequence_parallel")
+    options = {"micro_batch": case["batch"], **{name: case[name] for name in same}}
     return Setup(**{**options, **changes})
 
 
 def model_of(case: dict[str, Any]) -> Model:
-    """The model that a case traced."""
-    config = {**cases.BASE, **case["config"]}
-    blocks = tuple(_block(case["family"], config, index) for index in range(config["num_hidden_layers"]))
-    return Model(
-        name=case["name"],
-        family=case["family"],
-        hidden=config["hidden_size"],
-        vocabulary=config["vocab_size"],
-        layers=(
-            Layer(kind="embedding", role="embedding", tensors=()),
-            *blocks,
-            Layer(kind="head", role="head", tensors=(), norms=1),
-        ),
-    )
+    """The model that a case traced, read from its configuration."""
+    return model_from_config({**cases.BASE, **case["config"], "model_type": case["family"]}, name=case["name"])
 
 
-def _block(family: str, config: dict[str, Any], index: int) -> Layer:
-    heads = config["num_attention_heads"]
-    return Layer(
-        kind=f"block{index}",
-        role="block",
-        tensors=(),
-        attention=Attention(
-            heads=heads,
-            kv_heads=config["num_key_value_heads"],
-            head_dim=config.get("head_dim", config["hidden_size"] // heads),
-            qkv_bias=config.get("attention_bias", False),
-            out_bias=config.get("attention_bias", False),
-        ),
-        feed_forward=FeedForward(intermediate=config["intermediate_size"], bias=config.get("mlp_bias", False)),
-    )
+def layer_of(model: Model, name: str) -> Layer:
+    """The layer that a golden file calls `embedding`, `head`, `0`, `1` ..."""
+    if name == "embedding":
+        return model.embedding
+    return model.head if name == "head" else model.blocks[int(name)]

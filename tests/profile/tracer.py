@@ -2,7 +2,7 @@
 
 A storage, not a tensor, is the unit: views share the storage of their base. Names come from three places: module hooks
 give the path, a function mode the name that stands in the Python code, a dispatch mode the aten operator below it.
-Scalars (up to eight bytes) are left out.
+Scalars and the states of random numbers (up to 16 bytes) are left out.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-SCALAR = 8
+SMALL = 16
 UNFILLED = {"new_empty", "empty_like", "zeros_like"}
 """Operators whose result says nothing until somebody writes it in place."""
+
+
+Node = tuple[int, int]
+"""Number of the call in progress, and of the autograd node."""
 
 
 @dataclass
@@ -51,14 +58,20 @@ class _Names(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack: list[str] = []
+        self.stack: list[tuple[int, str]] = []
+        self.calls = 0
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.stack.append(getattr(func, "__name__", ""))
+        self.calls += 1
+        self.stack.append((self.calls, getattr(func, "__name__", "")))
         try:
             return func(*args, **(kwargs or {}))
         finally:
             self.stack.pop()
+
+    def current(self) -> tuple[int, str]:
+        """Number and name of the call."""
+        return self.stack[-1] if self.stack else (0, "")
 
 
 class _Recorder(TorchDispatchMode):
@@ -72,13 +85,13 @@ class _Recorder(TorchDispatchMode):
         self.numbers: dict[int, int] = {}
         self.nbytes: dict[int, int] = {}
         self.alive: list[torch.UntypedStorage] = []  # no storage may die: its address would be used again
-        self.row_of_node: dict[int, Row] = {}
-        self.saved: list[tuple[int, int]] = []
+        self.rows_of_node: dict[Node, list[Row]] = {}
+        self.saved: list[tuple[Node, int]] = []
         self.known = {self.number(tensor): name for name, tensor in known.items()}
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Number of a tensor's storage."""
-        storage = tensor.untyped_storage()
+        """Number of a tensor's storage, for a DTensor that of the local part."""
+        storage = _local(tensor).untyped_storage()
         key = storage._cdata
         if key not in self.numbers:
             self.numbers[key] = len(self.alive)
@@ -86,19 +99,29 @@ class _Recorder(TorchDispatchMode):
             self.alive.append(storage)
         return self.numbers[key]
 
+    def node(self) -> Node:
+        """The autograd node in progress: it takes its number before its operator runs.
+
+        Operators without a node run under the number of the one before; the call tells them apart.
+        """
+        return self.names.current()[0], torch._C._autograd._get_sequence_nr()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(not issubclass(kind, torch.nn.Parameter) and kind is not torch.Tensor for kind in types):
-            return NotImplemented  # a wrapper such as DTensor: see the local operators below it
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # a DTensor thinks about shapes
+        if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
+            return NotImplemented  # come again with the local tensors
         aten = func.overloadpacket.__name__
         if aten == "detach":  # from `pack` and from autograd's own book-keeping
             return func(*args, **kwargs)
+        if torch._guards.active_fake_mode() is not None:  # a DTensor thinks about shapes
+            return func(*args, **kwargs)
         reads = [self.number(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        row = Row(self.path(), self.names.stack[-1] if self.names.stack else "", aten, reads)
-        node = torch._C._autograd._get_sequence_nr()  # a node takes its number before its operator runs
+        row, node = Row(self.path(), self.names.current()[1], aten, reads), self.node()
         before = len(self.alive)
         result = func(*args, **kwargs)
-        self.row_of_node.setdefault(node, row)
+        self.rows_of_node.setdefault(node, []).append(row)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and self.number(leaf) >= before and self.number(leaf) not in row.made:
                 row.made.append(self.number(leaf))
@@ -107,7 +130,7 @@ class _Recorder(TorchDispatchMode):
         self.rows.append(row)
         return result
 
-    def _written(self, row: Row, target: torch.Tensor, node: int) -> None:
+    def _written(self, row: Row, target: torch.Tensor, node: Node) -> None:
         """An in-place operator, told as if it made a new storage.
 
         Where it fills an empty storage, it makes that one. Where autograd cloned the old content to keep it, the clone
@@ -119,25 +142,37 @@ class _Recorder(TorchDispatchMode):
         if maker is not None and maker.aten in UNFILLED:
             maker.made.remove(number)
             row.made.append(number)
-        elif last is not None and last.aten == "clone" and last.reads == [number] and last is self.row_of_node[node]:
+        elif maker is not None and maker.aten == row.aten:
+            maker.reads.extend(row.reads)
+        elif last is not None and last.aten == "clone" and last.reads == [number] and last in self.rows_of_node[node]:
             (clone,) = last.made
+            last.reads.extend(row.reads)
             self.numbers[self.alive[number]._cdata], self.numbers[self.alive[clone]._cdata] = clone, number
             self.saved = [(at, number if name == clone and at == node else name) for at, name in self.saved]
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Called for every save: the node that saves is the last one that was numbered."""
-        self.saved.append((torch._C._autograd._get_sequence_nr(), self.number(tensor)))
-        return tensor.detach()
+        """Called for every save."""
+        self.saved.append((self.node(), self.number(tensor)))
+        return _local(tensor).detach() if isinstance(tensor, DTensor) else tensor.detach()
 
     def finish(self) -> Trace:
         """Give every save to its operator; drop scalars and the operators that only look."""
         for node, number in self.saved:
-            self.row_of_node[node].keeps.append(number)
+            # a node that clones before it runs (an in-place operator) takes a number before that of its clone
+            found = min(other for other in self.rows_of_node if other[0] == node[0] and other[1] >= node[1])
+            rows = self.rows_of_node[found]
+            ([row for row in rows if row.made] or rows)[-1].keeps.append(number)
         for row in self.rows:
-            row.made = [number for number in row.made if self.nbytes[number] > SCALAR]
-            row.keeps = [number for number in dict.fromkeys(row.keeps) if self.nbytes[number] > SCALAR]
-            row.reads = [number for number in dict.fromkeys(row.reads) if self.nbytes[number] > SCALAR]
+            row.made = [number for number in row.made if self.nbytes[number] > SMALL]
+            row.keeps = [number for number in dict.fromkeys(row.keeps) if self.nbytes[number] > SMALL]
+            row.reads = [number for number in row.reads if self.nbytes[number] > SMALL and number not in row.made]
         return Trace([row for row in self.rows if row.made or row.keeps], self.nbytes, self.known)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 @contextmanager

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from evenload.errors import EvenloadError
-from evenload.model import Attention, FeedForward, Layer, Model
+from evenload.model import Attention, Experts, Layer, Model
 from evenload.plan.operators import Graph
 from evenload.profile.eager.attention import attention
+from evenload.profile.eager.collectives import gathered, reduced
 from evenload.profile.eager.embedding import INDEX, embedding
+from evenload.profile.eager.experts import mixture
 from evenload.profile.eager.feed_forward import feed_forward
 from evenload.profile.eager.head import head
+from evenload.profile.eager.latent_attention import latent_attention
 from evenload.profile.eager.norms import rms_norm
 from evenload.profile.sizes import Sizes, local_sizes
-from evenload.profile.tape import Out, Ref, Tape
+from evenload.profile.tape import Ref, Tape
 from evenload.setup import Setup
 
 
@@ -24,7 +27,7 @@ def block_graph(model: Model, layer: Layer, setup: Setup) -> Graph:
     sizes = local_sizes(model, setup)
     tape = Tape()
     if layer.role == "embedding":
-        tokens = tape.held("tokens", sizes.tokens, INDEX)
+        tokens = tape.shared("tokens", sizes.tokens, INDEX)
         return tape.graph(tokens, embedding(tape, tokens, sizes))
     source = tape.given("input", sizes.shard * sizes.hidden, sizes.width)
     if layer.role == "head":
@@ -33,27 +36,34 @@ def block_graph(model: Model, layer: Layer, setup: Setup) -> Graph:
 
 
 def _block(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:
-    def norm(path: str, value: Ref) -> Ref:
-        return rms_norm(tape, path, value, sizes.hidden, one_plus_weight=sizes.style.one_plus_weight)
+    def norm(name: str, value: Ref) -> Ref:
+        return rms_norm(tape.at(name), value, sizes.hidden, one_plus_weight=sizes.style.one_plus_weight)
 
     def added(residual: Ref, value: Ref) -> Ref:
-        return tape.op("", "add", (residual, value), Out(residual.elements, residual.width))
+        return tape.op("add", (residual, value), residual.like())
 
     four = layer.norms == 4
-    mixed = _attention(tape, norm("input_layernorm", source), layer, sizes)
+    mixed = _attention(tape.at("self_attn"), norm("input_layernorm", source), layer, sizes)
     middle = added(source, norm("post_attention_layernorm", mixed) if four else mixed)
     before = norm("pre_feedforward_layernorm" if four else "post_attention_layernorm", middle)
-    after = _feed_forward(tape, before, layer, sizes)
+    after = _feed_forward(tape.at("mlp"), before, layer, sizes)
     return added(middle, norm("post_feedforward_layernorm", after) if four else after)
 
 
 def _attention(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:
-    if isinstance(layer.attention, Attention):
-        return attention(tape, "self_attn", source, layer.attention, sizes)
-    raise EvenloadError(f"no operators are known for the attention of a {layer.kind} layer")
+    shape = layer.attention
+    if shape is None:
+        raise EvenloadError(f"a {layer.kind} layer has no attention")
+    whole = gathered(tape, source, sizes)
+    if isinstance(shape, Attention):
+        return reduced(tape.at("o_proj"), attention(tape, whole, shape, sizes), sizes)
+    return reduced(tape.at("o_proj"), latent_attention(tape, whole, shape, sizes), sizes)
 
 
 def _feed_forward(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:
-    if isinstance(layer.feed_forward, FeedForward):
-        return feed_forward(tape, "mlp", source, layer.feed_forward, sizes)
-    raise EvenloadError(f"no operators are known for the feed-forward of a {layer.kind} layer")
+    shape = layer.feed_forward
+    if isinstance(shape, Experts):
+        return mixture(tape, source, shape, sizes)
+    if shape is None:
+        raise EvenloadError(f"a {layer.kind} layer has no feed-forward block")
+    return reduced(tape.at("down_proj"), feed_forward(tape, gathered(tape, source, sizes), shape, sizes), sizes)

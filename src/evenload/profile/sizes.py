@@ -23,6 +23,8 @@ class Sizes:
     sequence_parallel: bool
     cp: int
     ep: int
+    expert_tp: int
+    """Ranks that divide one routed expert."""
     vocabulary: int
     """Rows of the embedding or head on this rank."""
     attention: str
@@ -41,6 +43,11 @@ class Sizes:
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
 
     @property
+    def exchanges_rows(self) -> bool:
+        """Tokens are sent to the ranks of their experts; else every tensor-parallel rank has a part of all experts."""
+        return self.ep > 1 or self.expert_tp != self.tp
+
+    @property
     def upcast(self) -> bool:
         """Norms, softmax and loss run in fp32: a lower type is converted on the way."""
         return self.width != WIDTH["fp32"]
@@ -57,6 +64,7 @@ def local_sizes(model: Model, setup: Setup) -> Sizes:
         sequence_parallel=setup.sequence_parallel,
         cp=setup.cp,
         ep=setup.ep,
+        expert_tp=setup.expert_tp,
         vocabulary=setup.vocabulary_rows(model.vocabulary),
         attention=setup.attention,
         style=style_of(model.family),

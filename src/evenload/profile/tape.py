@@ -7,7 +7,7 @@ one operator call, takes references to values and gives back references.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict, Unpack
 
 from evenload.plan.operators import Graph, Operator, Value
@@ -35,6 +35,10 @@ class Ref:
         """A view on some of the elements: same storage."""
         return replace(self, elements=elements)
 
+    def like(self, *, width: int | None = None) -> Out:
+        """A result of as many elements, of the same type unless another is given."""
+        return Out(self.elements, self.width if width is None else width)
+
 
 @dataclass(frozen=True, slots=True)
 class Out:
@@ -61,51 +65,75 @@ class Facts(TypedDict, total=False):
     heavy: bool
     comm: Collective
     comm_bytes: float
+    group: Literal["tensor", "expert", "context"]
     scratch: int
     backward_scratch: int
     weight_bytes: int
 
 
-class Tape:
-    """Collects values and operators; `graph` freezes them."""
+@dataclass(slots=True)
+class _Book:
+    values: dict[str, Value] = field(default_factory=dict[str, Value])
+    operators: list[Operator] = field(default_factory=list[Operator])
+    uses: Counter[str] = field(default_factory=Counter[str])
 
-    def __init__(self) -> None:
-        self._values: dict[str, Value] = {}
-        self._operators: list[Operator] = []
-        self._names: Counter[str] = Counter()
+    def add(self, ref: Ref, *, held: bool = False, differentiable: bool = True) -> Ref:
+        self.values[ref.name] = Value(name=ref.name, nbytes=ref.nbytes, held=held, differentiable=differentiable)
+        return ref
+
+    def make(self, name: str, out: Out) -> Ref:
+        self.uses[name] += 1
+        unique = name if self.uses[name] == 1 else f"{name}#{self.uses[name]}"
+        return self.add(Ref(unique, out.elements, out.width), differentiable=out.differentiable)
+
+
+class Tape:
+    """Collects values and operators of one layer; `graph` freezes them.
+
+    A tape writes under a module path; `at` gives one that writes under a child of that module.
+    """
+
+    def __init__(self, path: str = "", book: _Book | None = None) -> None:
+        self.path = path
+        self._book = book or _Book()
+
+    def at(self, child: str) -> Tape:
+        """The same tape, writing under a child module."""
+        return Tape(_join(self.path, child), self._book)
 
     def given(self, name: str, elements: int, width: int) -> Ref:
         """A value that exists before the layer runs and is kept only if somebody saves it: the layer input."""
-        return self._add(Ref(name, elements, width))
+        return self._book.add(Ref(name, elements, width))
 
-    def held(self, name: str, elements: int, width: int) -> Ref:
-        """A value that is alive anyway: a parameter, a position table. The same name may be asked for again."""
+    def shared(self, name: str, elements: int, width: int) -> Ref:
+        """A value that is alive anyway and belongs to no layer: position tables, tokens, labels."""
         ref = Ref(name, elements, width)
-        return ref if name in self._values else self._add(ref, held=True)
+        return ref if name in self._book.values else self._book.add(ref, held=True)
 
-    def op(self, path: str, name: str, inputs: tuple[Ref, ...], out: Out, **facts: Unpack[Facts]) -> Ref:
+    def parameter(self, name: str, elements: int, width: int) -> Ref:
+        """A parameter or buffer of the module."""
+        return self.shared(_join(self.path, name), elements, width)
+
+    def op(self, name: str, inputs: tuple[Ref, ...], out: Out, **facts: Unpack[Facts]) -> Ref:
         """One operator call with one result; see `ops`."""
-        (result,) = self.ops(path, name, inputs, (out,), **facts)
+        (result,) = self.ops(name, inputs, (out,), **facts)
         return result
 
-    def ops(
-        self, path: str, name: str, inputs: tuple[Ref, ...], outs: tuple[Out, ...], **facts: Unpack[Facts]
-    ) -> tuple[Ref, ...]:
+    def ops(self, name: str, inputs: tuple[Ref, ...], outs: tuple[Out, ...], **facts: Unpack[Facts]) -> tuple[Ref, ...]:
         """One operator call.
 
         Args:
-            path: module path below the layer.
             name: the call as it stands in Python.
             inputs: what it reads; the bytes moved are those of the inputs and results.
             outs: what it makes.
             facts: what else is known of it.
         """
-        results = tuple(self._made(_join(path, name, out.suffix), out) for out in outs)
+        results = tuple(self._book.make(_join(self.path, name, out.suffix), out) for out in outs)
         saved = (*facts.get("saves", ()), *(results[index] for index in facts.get("saves_results", ())))
         aten = facts.get("aten", "")
-        self._operators.append(
+        self._book.operators.append(
             Operator(
-                path=path,
+                path=self.path,
                 name=name,
                 aten="" if aten == name else aten,
                 inputs=_unique(inputs),
@@ -115,6 +143,7 @@ class Tape:
                 moved=float(sum(ref.nbytes for ref in (*inputs, *results))),
                 comm=facts.get("comm"),
                 comm_bytes=facts.get("comm_bytes", 0.0),
+                group=facts.get("group", "tensor"),
                 heavy=facts.get("heavy", False),
                 scratch=facts.get("scratch", 0),
                 backward_scratch=facts.get("backward_scratch", 0),
@@ -126,20 +155,11 @@ class Tape:
     def graph(self, source: Ref, result: Ref) -> Graph:
         """The finished graph, from the layer input to the layer output."""
         return Graph(
-            values=tuple(self._values.values()),
-            operators=tuple(self._operators),
+            values=tuple(self._book.values.values()),
+            operators=tuple(self._book.operators),
             input=source.name,
             output=result.name,
         )
-
-    def _made(self, name: str, out: Out) -> Ref:
-        self._names[name] += 1
-        unique = name if self._names[name] == 1 else f"{name}#{self._names[name]}"
-        return self._add(Ref(unique, out.elements, out.width), differentiable=out.differentiable)
-
-    def _add(self, ref: Ref, *, held: bool = False, differentiable: bool = True) -> Ref:
-        self._values[ref.name] = Value(name=ref.name, nbytes=ref.nbytes, held=held, differentiable=differentiable)
-        return ref
 
 
 def _join(*parts: str) -> str:
