@@ -94,8 +94,11 @@ def test_mindspore_gives_the_left_over_micro_batches_to_the_first_round_where_py
         assert actions("interleaved_1f1b", **size) == actions("mindspore_interleaved", **size)
 
 
-def test_mindspore_on_one_chunk_is_plain_1f1b():
-    assert actions("mindspore_interleaved", pp=5, micro_batches=7) == actions("1f1b", pp=5, micro_batches=7)
+@pytest.mark.parametrize("name", ["mindspore_interleaved", "interleaved_1f1b_less_memory"])
+def test_orders_of_mindspore_on_one_chunk_are_plain_1f1b(name):
+    assert actions(name, pp=5, micro_batches=7) == actions("1f1b", pp=5, micro_batches=7)
+    assert find_schedule(name, interleave=1).name == "1f1b"
+    assert find_schedule(name, interleave=2).name == find_schedule(name).name == name
 
 
 def test_1f1b_over_several_chunks_is_interleaved_1f1b():

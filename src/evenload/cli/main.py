@@ -17,7 +17,7 @@ from evenload.errors import EvenloadError
 VERBS: Final[dict[str, str]] = {
     "estimate": "evenload.cli.estimate:run",
     "names": "evenload.cli.names:run",
-    "simulate": "evenload.cli.simulate:simulate_command",
+    "simulate": "evenload.cli.simulate:run",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""
 
