@@ -20,7 +20,7 @@ from evenload.ledger.words import MarkKind
 ALIVE: Final = int(np.iinfo(np.int64).max)
 """`freed` of an allocation that was still there when the recording ended."""
 HOST_DEVICES: Final = ("cpu", "pinned", "foreign")
-"""Device names that are memory of the host: PyTorch's, page-locked, and memory that PyTorch only borrows (NumPy, files)."""
+"""Device names that are memory of the host: PyTorch's, page-locked, and what PyTorch only borrows (NumPy, files)."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ class Phase(StrEnum):
         return PHASES.index(self)
 
 
-PHASES: Final = tuple(Phase)
+PHASES: Final[tuple[Phase, ...]] = tuple(Phase)
 
 
 class Category(StrEnum):
@@ -59,7 +59,7 @@ class Category(StrEnum):
         return _LINES[self]
 
 
-CATEGORIES: Final = tuple(Category)
+CATEGORIES: Final[tuple[Category, ...]] = tuple(Category)
 
 _LINES: Final = {
     Category.TEMPORARY: Line.TRANSIENT,
