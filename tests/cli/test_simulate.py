@@ -140,6 +140,10 @@ def test_times_by_stage_are_simulated(run, tmp_path):
     assert "--pp says nothing over a table of times by stage" in err
     path.write_text('{"bt": [1, 1]}')
     assert "give --micro-batches" in run("--profile", path)[2]
+    assert run("--profile", path, "--micro-batches", 0)[0] == 2
+    assert run("--profile", path, "--micro-batches", 2)[0] == 0
+    assert run("--profile", path, "--micro-batches", 2, "--select", "all")[0] == 2
+    assert run("plan.yaml", "--profile", path, "--micro-batches", 2)[0] == 2
 
 
 def test_a_trace_is_written_and_not_overwritten(run, table, tmp_path):

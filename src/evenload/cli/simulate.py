@@ -108,7 +108,7 @@ def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> tuple[
 
 def _of_stages(table: StageTable, flags: Flags) -> Timeline:
     refuse(flags, frozenset({"micro_batches", "schedule", "memory"}), "says nothing over a table of times by stage")
-    micro_batches = flags.micro_batches or table.micro_batches
+    micro_batches = table.micro_batches if flags.micro_batches is None else flags.micro_batches
     if micro_batches is None:
         raise EvenloadError("the table has no micro_batches", where="command line", fix="give --micro-batches")
     return simulate_costs(
