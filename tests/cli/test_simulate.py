@@ -73,6 +73,17 @@ def test_a_plan_file_over_a_table_gives_the_numbers_of_its_flags(run, table, tmp
     assert "--pp is said by the plan file" in err
 
 
+def test_layers_that_do_not_divide_are_dealt_as_evenly_as_they_can(run, table):
+    code, out, _ = run("--profile", table, "--pp", 5, "--micro-batches", 8, "--json")
+    assert code == 0
+    ends = (150, 0, 0, 0, 220)
+    static = [rank["lines"]["parameters"] for rank in json.loads(out)["ranks"]]
+    layers = [(held - end) / 100 for held, end in zip(static, ends, strict=True)]
+    assert sum(layers) == 12
+    assert max(layers) - min(layers) == 1
+    assert run("--profile", table, "--pp", 5, "--micro-batches", 8, "--offset", 0)[0] == 2
+
+
 def test_recompute_can_be_said_in_words(run, table):
     full = json.loads(run("--profile", table, "--pp", 2, "--micro-batches", 4, "--recompute", "full", "--json")[1])
     none = json.loads(run("--profile", table, "--pp", 2, "--micro-batches", 4, "--recompute", "none", "--json")[1])
@@ -140,7 +151,8 @@ def test_times_by_stage_are_simulated(run, tmp_path):
     assert "--pp says nothing over a table of times by stage" in err
     path.write_text('{"bt": [1, 1]}')
     assert "give --micro-batches" in run("--profile", path)[2]
-    assert run("--profile", path, "--micro-batches", 0)[0] == 2
+    assert "error: --micro-batches: micro_batches is 0" in run("--profile", path, "--micro-batches", 0)[2]
+    assert "error: --schedule: there is no" in run("--profile", path, "--micro-batches", 2, "--schedule", "x")[2]
     assert run("--profile", path, "--micro-batches", 2)[0] == 0
     assert run("--profile", path, "--micro-batches", 2, "--select", "all")[0] == 2
     assert run("plan.yaml", "--profile", path, "--micro-batches", 2)[0] == 2
@@ -169,7 +181,7 @@ def test_a_trace_is_written_and_not_overwritten(run, table, tmp_path):
         (("llama-3-8b", "--pp", "4", "--select", "[1,0,0,0,0]"), "--select"),
         (("llama-3-8b", "--pp", "4", "--schedule", "gpipe", "--interleave", "2"), "one chunk per stage"),
         (("--profile", "TABLE", "--pp", "-4"), "--pp: pp is -4"),
-        (("--profile", "TABLE", "--pp", "100"), "100"),
+        (("--profile", "TABLE", "--pp", "100"), "--pp: pp 100 x interleave 1 needs 100 chunks"),
         (("--profile", "TABLE", "--pp", "4", "--offset", "[1,2"), "--offset"),
         (("--profile", "TABLE", "--pp", "4", "--offset", "[1,0,0]"), "--offset: 3 entries for 4 stages"),
         (("--profile", "TABLE", "--pp", "4", "--offset", "nan"), "--offset"),

@@ -11,7 +11,7 @@ import typer
 from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import read_inputs
-from evenload.cli.tables import Lists, limit_in, plan_over_table, refuse, split_recompute
+from evenload.cli.tables import Lists, flag_of, limit_in, plan_over_table, refuse, split_recompute
 from evenload.dialects.files import write_text
 from evenload.errors import ANSWER_NO, EvenloadError
 from evenload.plan.schedule import default_schedule
@@ -96,7 +96,7 @@ def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> tuple[
             raise EvenloadError(
                 "times by stage leave nothing for a plan to say", where=path, fix="give the table alone"
             )
-        timeline = _of_stages(read_stage_table(data, path), flags)
+        timeline = _of_stages(read_stage_table(data, path), path, flags)
     else:
         table = read_layer_table(data, path)
         wanted, notices = plan_over_table(table, flags if plan is None else replace(flags, config=plan), lists)
@@ -106,16 +106,21 @@ def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> tuple[
     return timeline, limit
 
 
-def _of_stages(table: StageTable, flags: Flags) -> Timeline:
+def _of_stages(table: StageTable, path: str, flags: Flags) -> Timeline:
     refuse(flags, frozenset({"micro_batches", "schedule", "memory"}), "says nothing over a table of times by stage")
     micro_batches = table.micro_batches if flags.micro_batches is None else flags.micro_batches
     if micro_batches is None:
         raise EvenloadError("the table has no micro_batches", where="command line", fix="give --micro-batches")
-    return simulate_costs(
-        table.costs,
-        schedule=flags.schedule or table.schedule or default_schedule(table.costs.interleave),
-        micro_batches=micro_batches,
-        transfer=table.transfer,
-        memory_unit=table.memory_unit,
-        time_unit=table.time_unit,
-    )
+    try:
+        return simulate_costs(
+            table.costs,
+            schedule=flags.schedule or table.schedule or default_schedule(table.costs.interleave),
+            micro_batches=micro_batches,
+            transfer=table.transfer,
+            memory_unit=table.memory_unit,
+            time_unit=table.time_unit,
+        )
+    except EvenloadError as error:
+        flag = flag_of(error.where)
+        said = flag.removeprefix("--").replace("-", "_") in flags.said()
+        raise error.at(flag if said else f"{path}: {error.where}") from None

@@ -16,6 +16,7 @@ from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy, Recompute
 from evenload.plan.recompute_lists import read_recompute_lists
 from evenload.profile.given import GivenTable
+from evenload.setup import Setup
 from evenload.units import parse_bytes
 
 TABLE_FLAGS: Final = frozenset(
@@ -34,6 +35,7 @@ _PATHS: Final = {
     "$.interleave": "--interleave",
     "$.pp": "--pp",
     "$.micro_batches": "--micro-batches",
+    "$.schedule": "--schedule",
 }
 
 
@@ -64,8 +66,8 @@ class Lists:
                 select_comm_recompute=_switch(self.comm, "--comm", {"all": True, "none": False}),
             )
         except EvenloadError as error:
-            raise error.at(_flag(error.where)) from None
-        return lists.policy(), tuple(relocate(notice, _flag(notice.where)) for notice in lists.notices)
+            raise error.at(flag_of(error.where)) from None
+        return lists.policy(), tuple(relocate(notice, flag_of(notice.where)) for notice in lists.notices)
 
 
 def split_recompute(flags: Flags, select: str | None, comm: str | None) -> tuple[Flags, Lists]:
@@ -98,7 +100,7 @@ def plan_over_table(table: GivenTable, flags: Flags, lists: Lists) -> tuple[Plan
     try:
         return _of_file(flags.config, flags, lists) if flags.config else _of_flags(table, flags, lists)
     except EvenloadError as error:
-        raise error.at(_flag(error.where)) from None
+        raise error.at(flag_of(error.where)) from None
 
 
 def limit_in(text: str, unit: str) -> float:
@@ -122,6 +124,15 @@ def limit_in(text: str, unit: str) -> float:
         ) from None
 
 
+def flag_of(where: str | None) -> str:
+    """The flag behind a `$.path` of a value that was made of flags."""
+    path = where or "command line"
+    for name, flag in _PATHS.items():
+        if path == name or path.startswith((f"{name}[", f"{name}.")):
+            return flag + path.removeprefix(name)
+    return path
+
+
 def _of_file(path: str, flags: Flags, lists: Lists) -> tuple[Plan, tuple[Notice, ...]]:
     refuse(flags, TABLE_FLAGS - IN_A_PLAN, "is said by the plan file")
     if lists.given:
@@ -132,9 +143,7 @@ def _of_file(path: str, flags: Flags, lists: Lists) -> tuple[Plan, tuple[Notice,
 
 def _of_flags(table: GivenTable, flags: Flags, lists: Lists) -> tuple[Plan, tuple[Notice, ...]]:
     setup, notices = read_setup(None, flags)
-    offset: Any = 0 if flags.offset is None else parse_json(flags.offset, name="--offset")
-    setting = LayerSetting(len(table.profile.blocks), pp=setup.pp, pp_interleave_num=setup.interleave, offset=offset)
-    layout, said = setting.layout, [relocate(notice, _flag(notice.where)) for notice in setting.notices]
+    layout, said = _layout(len(table.profile.blocks), setup, flags.offset)
     if flags.recompute is None:
         policy, more = lists.policy(layout)
     else:
@@ -142,17 +151,26 @@ def _of_flags(table: GivenTable, flags: Flags, lists: Lists) -> tuple[Plan, tupl
     return Plan(setup=setup, layout=layout, policy=policy), (*notices, *said, *more)
 
 
+def _layout(num_layers: int, setup: Setup, offset: str | None) -> tuple[Layout, list[Notice]]:
+    """As even as layers allow, or as the offset says in MindFormers' terms."""
+    if offset is None and setup.chunks > num_layers:
+        raise EvenloadError(
+            f"pp {setup.pp} x interleave {setup.interleave} needs {setup.chunks} chunks, there are {num_layers} layers",
+            where="$.interleave" if setup.pp <= num_layers else "$.pp",
+            fix=f"lower them until pp x interleave is at most {num_layers}, or say where layers go with --offset",
+        )
+    if offset is None:
+        layout = Layout.even(num_layers, pp=setup.pp, interleave=setup.interleave)
+        notices = layout.notices()
+    else:
+        given: Any = parse_json(offset, name="--offset")
+        setting = LayerSetting(num_layers, pp=setup.pp, pp_interleave_num=setup.interleave, offset=given)
+        layout, notices = setting.layout, setting.notices
+    return layout, [relocate(notice, flag_of(notice.where)) for notice in notices]
+
+
 def _switch(text: str | None, flag: str, words: dict[str, bool]) -> Any:
     """A word or a list as it is written on the command line."""
     if text is None:
         return False
     return words[text.lower()] if text.lower() in words else parse_json(text, name=flag)
-
-
-def _flag(where: str | None) -> str:
-    """The flag behind a `$.path` of a value that was made of flags."""
-    path = where or "command line"
-    for name, flag in _PATHS.items():
-        if path == name or path.startswith((f"{name}[", f"{name}.")):
-            return flag + path.removeprefix(name)
-    return path

@@ -68,7 +68,7 @@ def time_of(timeline: Timeline) -> Callable[[float], str]:
     """How to print a time in the timeline's unit."""
     if timeline.time_unit == "seconds":
         return human_seconds
-    return lambda amount: f"{amount:,.10g} {timeline.time_unit}"
+    return lambda amount: f"{amount:,.7g} {timeline.time_unit}"
 
 
 def _step(timeline: Timeline) -> str:
