@@ -12,6 +12,8 @@ from typing import Literal, TypedDict, Unpack
 
 from evenload.plan.operators import Graph, Operator, Value
 
+TABLES = "position"
+"""Prefix of what a stage makes once per forward for all its layers: tables of the rotary embedding, masks."""
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
@@ -93,6 +95,17 @@ class _Book:
         self.uses[name] += 1
         unique = name if self.uses[name] == 1 else f"{name}#{self.uses[name]}"
         return self.add(Ref(unique, out.elements, out.width), differentiable=out.differentiable)
+
+    def parts(self, refs: tuple[Ref, ...]) -> tuple[tuple[str, int], ...]:
+        """Values of which the references cover a part only, and its bytes; those that are held need no gradient."""
+        covered: Counter[str] = Counter()
+        for ref in refs:
+            covered[ref.name] += ref.nbytes
+        return tuple(
+            (name, nbytes)
+            for name, nbytes in covered.items()
+            if not self.values[name].held and nbytes < self.values[name].nbytes
+        )
 
 
 class Tape:
