@@ -127,7 +127,8 @@ def main() -> None:
             for full in (False, True):
                 found = measure(config, dtype=dtype, full=full)
                 cases.append({"name": name, "config": config, "dtype": dtype, "full": full, "found": found})
-    FILE.write_text(json.dumps({"batch": BATCH, "seq": SEQ, "cases": cases}, indent=0) + "\n")
+    rows = ",\n".join(json.dumps(case) for case in cases)
+    FILE.write_text(f'{{"batch": {BATCH}, "seq": {SEQ}, "cases": [\n{rows}\n]}}\n')
 
 
 if __name__ == "__main__":
