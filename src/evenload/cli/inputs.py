@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from evenload.cli.flags import Flags
+from evenload.dialects.detect import read_settings
 from evenload.dialects.files import parse_json
-from evenload.dialects.native import read_native
 from evenload.dialects.reading import Reading
-from evenload.dialects.yaml_source import read_yaml
 from evenload.errors import EvenloadError, Notice, did_you_mean
 from evenload.model import Model
 from evenload.model.huggingface import model_from_config
@@ -58,7 +57,7 @@ def _read(name: str, flags: Flags) -> Inputs:
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
     model = open_model(name) if own is None else _model_of(own, name)
-    setup, notices = read_setup(reading, flags)
+    setup, notices = _setup(reading, flags)
     check_setup(model, setup)
     layout = _layout(model, setup, reading, flags)
     plan = Plan(setup=setup, layout=layout, policy=_policy(reading, layout, flags), model=name)
@@ -68,15 +67,6 @@ def _read(name: str, flags: Flags) -> Inputs:
         limit=_limit(reading, flags),
         notices=(*(reading.notices if reading else ()), *notices),
     )
-
-
-def read_settings(path: str) -> Reading:
-    """A settings file in any dialect.
-
-    Raises:
-        EvenloadError: it cannot be read, with file, line and column.
-    """
-    return read_native(read_yaml(path))
 
 
 def _model_of(reading: Reading, name: str) -> Model:
@@ -90,12 +80,7 @@ def _model_of(reading: Reading, name: str) -> Model:
     )
 
 
-def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:
-    """The setup of a settings file with the flags laid over it; without a file, micro-batches that fill the pipeline.
-
-    Raises:
-        EvenloadError: a value that a setup cannot have.
-    """
+def _setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:
     setup = flags.over(reading.plan.setup if reading else Setup())
     if reading is None and flags.micro_batches is None and setup.pp > 1:
         enough = setup.pp * (2 if setup.interleave > 1 else 1)

@@ -15,9 +15,11 @@ from evenload._version import __version__
 from evenload.errors import EvenloadError
 
 VERBS: Final[dict[str, str]] = {
+    "check": "evenload.cli.check:check",
     "estimate": "evenload.cli.estimate:run",
     "names": "evenload.cli.names:run",
-    "simulate": "evenload.cli.simulate:run",
+    "simulate": "evenload.cli.simulate:simulate_command",
+    "convert": "evenload.cli.convert:convert",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""
 
@@ -76,7 +78,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_evenload)
-    asked = words[0] if words and words[0] in VERBS else None
+    asked = words[0] if words and (words[0] in VERBS or words[0] == "--version") else None
     for verb, target in VERBS.items():
         if asked in (None, verb):
             app.command(verb)(_load(target))

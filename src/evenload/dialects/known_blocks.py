@@ -108,7 +108,7 @@ def mindformers_llama() -> Graph:
 
 def unmatched(
     patterns: Mapping[str, int], graphs: Iterable[Graph], *, places: Mapping[str, str] | None = None
-) -> tuple[Notice, ...]:
+) -> dict[str, Notice]:
     """A warning for every pattern that names nothing in any of the blocks.
 
     Args:
@@ -120,16 +120,12 @@ def unmatched(
         EvenloadError: a pattern cannot be read.
     """
     blocks = tuple(graphs)
-    notices: list[Notice] = []
-    for pattern, layers in patterns.items():
-        if not layers or any(match(pattern, block) for block in blocks):
-            continue
-        fix = coverage(pattern, blocks).fix
-        notices.append(
-            Notice(
-                fact=f"pattern '{pattern}' names no operator: matched 0 of {layers} layers",
-                where=(places or {}).get(pattern),
-                fix=fix,
-            )
+    return {
+        pattern: Notice(
+            fact=f"pattern '{pattern}' names no operator: matched 0 of {layers} layers",
+            where=(places or {}).get(pattern),
+            fix=coverage(pattern, blocks).fix,
         )
-    return tuple(notices)
+        for pattern, layers in patterns.items()
+        if layers and not any(match(pattern, block) for block in blocks)
+    }

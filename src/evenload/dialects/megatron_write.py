@@ -21,7 +21,7 @@ from evenload.plan.plan import Plan
 from evenload.plan.policy import Layers, Policy, counts, first_layers
 from evenload.setup import Setup
 
-_SCHEDULES: Final = ("1f1b", "interleaved_1f1b")
+_SCHEDULES: Final = ("1f1b", "interleaved_1f1b", "mindspore_interleaved")
 _SMALLEST_FIRST: Final = ("layernorm", "core_attn", "mla_up_proj", "moe_act", "shared_experts", "mlp", "moe")
 _DENSE_ONLY: Final = "mlp"
 _EXPERTS_ONLY: Final = ("moe_act", "shared_experts", "moe")

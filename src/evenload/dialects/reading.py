@@ -7,10 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from evenload.errors import Notice
+from evenload.plan.layout import Table
 from evenload.plan.plan import Plan
+from evenload.plan.policy import counts
 
 Dialect = Literal["evenload", "mindformers", "mindformers-pynative", "megatron"]
 """The dialects that can be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tables:
+    """Recomputed layers as counts of [chunk][stage], as a framework logs them."""
+
+    full: Table
+    select: Mapping[str, Table]
+    comm: Mapping[str, Table]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Tables:
+        """How many layers of every chunk stand behind each switch of a plan."""
+        return cls(
+            full=counts(plan.policy.full, plan.layout),
+            select={pattern: counts(layers, plan.layout) for pattern, layers in plan.policy.select.items()},
+            comm={pattern: counts(layers, plan.layout) for pattern, layers in plan.policy.comm.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +46,9 @@ class Reading:
     model_config: Mapping[str, Any] | None = None
     """The model in the keys of a Hugging Face `config.json`, where the file describes one."""
     log: tuple[str, ...] = ()
-    """The lines that the framework itself logs for these settings, without the time and level in front."""
+    """The lines that the framework itself logs for these settings."""
+    tables: Tables | None = None
+    """The tables that the framework itself makes, where they are not just the plan's counts."""
     places: Mapping[str, str] = field(default_factory=dict[str, str])
     """Recompute pattern -> `file:line:column` where it is written."""
     written: Mapping[str, str] = field(default_factory=dict[str, str])

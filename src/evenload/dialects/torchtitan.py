@@ -15,7 +15,12 @@ from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.setup import Setup
 
-_SCHEDULES: Final = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}
+_SCHEDULES: Final = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "mindspore_interleaved": "Interleaved1F1B",
+}
 _CONFIGS: Final = {
     "parallelism": "ParallelismConfig",
     "training": "TrainingConfig",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*")
-_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null", "none_"})
+_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 
 
 def scalar(value: bool | float | str | None) -> str:
@@ -37,11 +37,14 @@ def quoted(text: str) -> str:
     return '"' + "".join(_escaped(char) for char in text) + '"'
 
 
-def flow(value: Any) -> str:
-    """Nested lists in brackets, on one line: `[[1, 2], [3, 4]]`."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(flow(item) for item in value) + "]"  # pyright: ignore[reportUnknownVariableType]
-    return scalar(value)
+def flow(value: Any, words: tuple[str, str] = ("false", "true")) -> str:
+    """Nested lists and mappings in brackets, on one line: `[[1, 2], {a: 3}]`; `words` are false and true."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(flow(item, words) for item in cast("list[Any]", value)) + "]"
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, Any]", value)
+        return "{" + ", ".join(f"{scalar(key)}: {flow(item, words)}" for key, item in entries.items()) + "}"
+    return words[value] if isinstance(value, bool) else scalar(value)
 
 
 def _escaped(char: str) -> str:

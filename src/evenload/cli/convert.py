@@ -1,0 +1,90 @@
+"""`evenload convert`: a settings file in the words of another program."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenload.cli._shared import ForceFlag, remark, say, warn
+from evenload.cli.check import layers_of
+from evenload.dialects.detect import DIALECTS, read_settings
+from evenload.dialects.files import write_text
+from evenload.dialects.reading import Reading, Writing
+from evenload.dialects.yaml_source import read_yaml
+from evenload.errors import EvenloadError
+
+
+class Target(StrEnum):
+    """What can be written."""
+
+    MINDFORMERS = "mindformers"
+    PYNATIVE = "mindformers-pynative"
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    TORCHTITAN_PYTHON = "torchtitan-python"
+    EVENLOAD = "evenload"
+
+
+def convert(
+    file: Annotated[
+        Path, typer.Argument(help="MindFormers YAML (r1.x or r2.0), an evenload plan, or Megatron-LM arguments.")
+    ],
+    *,
+    to: Annotated[Target, typer.Option("--to", help="The target.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; standard output otherwise.")] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="MindFormers settings to put the plan into: all but layout and recomputation stays as it is."
+        ),
+    ] = None,
+    force: ForceFlag = False,
+    dialect: Annotated[
+        str | None, typer.Option(help=f"Read the file as one of {', '.join(DIALECTS)}; by default its content decides.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A preset or a config.json, for settings that do not name the layers.")
+    ] = None,
+) -> None:
+    """Write the plan of a settings file for another program, and name what that program cannot express."""
+    if into is not None and to is not Target.MINDFORMERS:
+        raise EvenloadError(f"--into says nothing with --to {to}", where="--into", fix="use --to mindformers")
+    reading = read_settings(file, dialect=dialect, num_layers=layers_of(model))
+    writing = write(reading, to, into=into)
+    warn(reading.notices)
+    for loss in writing.losses:
+        remark(f"lost: {loss}")
+    if out is None:
+        say(writing.text.rstrip("\n"))
+        return
+    write_text(out, writing.text, force=force)
+    remark(f"wrote {out}")
+
+
+def write(reading: Reading, to: Target, *, into: Path | None = None) -> Writing:
+    """The plan in the words of the target."""
+    plan = reading.plan
+    match to:
+        case Target.EVENLOAD:
+            from evenload.dialects.native import write_native  # noqa: PLC0415  # each writer only where it is used
+
+            return write_native(plan)
+        case Target.MINDFORMERS:
+            from evenload.dialects.mindformers_write import write_mindformers  # noqa: PLC0415
+
+            return write_mindformers(plan, read_yaml(into) if into is not None else None)
+        case Target.MEGATRON:
+            from evenload.dialects.megatron_write import write_megatron  # noqa: PLC0415
+
+            return write_megatron(plan)
+        case Target.TORCHTITAN | Target.TORCHTITAN_PYTHON:
+            from evenload.dialects.torchtitan import write_torchtitan  # noqa: PLC0415
+
+            return write_torchtitan(plan, style="toml" if to is Target.TORCHTITAN else "python")
+        case Target.PYNATIVE:
+            from evenload.dialects.mindformers_pynative_write import write_pynative  # noqa: PLC0415
+
+            return write_pynative(plan)

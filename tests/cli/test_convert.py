@@ -1,0 +1,82 @@
+"""`evenload convert`: one plan in the words of several programs."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from evenload.cli.main import main
+from evenload.dialects.detect import read_settings
+
+DATA = Path(__file__).parent.parent / "data" / "dialects"
+
+
+def convert(capsys, file, *options):
+    code = main(["convert", str(file), *options])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("target", ["evenload", "mindformers", "mindformers-pynative", "megatron"])
+def test_what_is_written_is_read_back_with_the_same_layers(capsys, tmp_path, target):
+    out = tmp_path / "deep" / ("train.sh" if target == "megatron" else "settings.yaml")
+    code, said, err = convert(capsys, DATA / "seed.yaml", "--to", target, "--out", str(out))
+    assert (code, said) == (0, "")
+    assert err.endswith(f"wrote {out}\n")
+    assert read_settings(out).plan.layout.table == ((4, 5, 5, 5, 5), (5, 5, 5, 5, 4))
+    if target == "evenload":
+        assert read_settings(out).plan == read_settings(DATA / "seed.yaml").plan
+
+
+def test_torchtitan_settings_are_toml(capsys):
+    code, out, err = convert(capsys, DATA / "glm4_9b.yaml", "--to", "torchtitan")
+    assert code == 0
+    parts = tomllib.loads(out)["parallelism"]["module_fqns_per_model_part"]
+    assert [len([name for name in part if name.startswith("layers.")]) for part in parts] == [9, 10, 12, 9]
+    assert "lost: $.policy.full: torchtitan checkpoints every layer or none" in err
+    assert main(["convert", str(DATA / "glm4_9b.yaml"), "--to", "torchtitan-python"]) == 0
+    assert "activation_checkpoint=ActivationCheckpointConfig(" in capsys.readouterr().out
+
+
+def test_what_the_target_cannot_say_is_named_on_stderr(capsys):
+    _, out, err = convert(capsys, DATA / "glm4_9b.yaml", "--to", "megatron")
+    assert "--pipeline-model-parallel-layout 'Et*9|t*10|t*12|t*9L'" in out
+    assert "lost: $.policy.full: Megatron-LM has one recompute count: the plan's [6, 3, 2, 3] becomes" in err
+    assert "lost" not in out
+
+
+def test_a_plan_goes_into_a_file_that_is_there(capsys, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    assert convert(capsys, DATA / "glm4_9b.yaml", "--to", "evenload", "--out", str(plan))[0] == 0
+    plan.write_text(plan.read_text().replace("  - [9, 10, 12, 9]", "  - [10, 10, 10, 10]"))
+    code, out, _ = convert(capsys, plan, "--to", "mindformers", "--into", str(DATA / "glm4_9b.yaml"))
+    assert code == 2, "layers 9-11 are no longer the first of their stage"
+    plan.write_text(plan.read_text().replace("full: '0-5,9-11,19-20,31-33'", "full: '0-3,10-11'"))
+    code, out, _ = convert(capsys, plan, "--to", "mindformers", "--into", str(DATA / "glm4_9b.yaml"))
+    assert code == 0
+    before = (DATA / "glm4_9b.yaml").read_text().splitlines()
+    after = out.splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [
+        ("    offset: [-1, 0, 2, -1]", "    offset: 0"),
+        ("  recompute: [6, 3, 2, 3]", "  recompute: [4, 2, 0, 0]"),
+    ]
+
+
+def test_nothing_is_overwritten_without_force(capsys, tmp_path):
+    out = tmp_path / "a.yaml"
+    out.write_text("mine")
+    code, _, err = convert(capsys, DATA / "seed.yaml", "--to", "evenload", "--out", str(out))
+    assert code == 2
+    assert "--force" in err
+    assert out.read_text() == "mine"
+    assert convert(capsys, DATA / "seed.yaml", "--to", "evenload", "--out", str(out), "--force")[0] == 0
+    assert out.read_text().startswith("evenload: 1\n")
+
+
+def test_wrong_usage_exits_2(capsys):
+    assert convert(capsys, DATA / "seed.yaml")[0] == 2
+    assert convert(capsys, DATA / "seed.yaml", "--to", "jax")[0] == 2
+    code, _, err = convert(capsys, DATA / "seed.yaml", "--to", "megatron", "--into", "x.yaml")
+    assert code == 2
+    assert "--into says nothing with --to megatron" in err
