@@ -48,7 +48,7 @@ def trace_case(case: Case) -> dict[str, Rows]:
             stack.enter_context(fake_ranks(case.tp))
             parallelize(model, case)
             run = layer_by_layer
-        trace, _ = record(model, lambda: run(model, **tables), tables)
+        trace = record(model, lambda: run(model, **tables), tables)
     return split_layers(trace)
 
 

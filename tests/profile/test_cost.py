@@ -10,7 +10,7 @@ from tests.plan.graphs import HIDDEN, WIDE, Builder, llama
 from tests.plan.random_layers import layers
 
 from evenload import EvenloadError
-from evenload.model import Attention, FeedForward, Layer, Model
+from evenload.model.huggingface import model_from_config
 from evenload.plan.mincut import cut, decide
 from evenload.plan.operators import Graph, Operator, Value
 from evenload.plan.policy import DEFAULT_SELECT, LayerPolicy, Recompute
@@ -38,50 +38,60 @@ def highest(events: tuple[float, ...], start: float = 0) -> float:
 
 RNG_STATE = 5056
 """Bytes of the CPU's random state, which `torch.utils.checkpoint` saves for every layer; a GPU's is 16 bytes."""
-SCALARS = 64
+SCALARS = 128
 """Bytes of the loss and other single numbers in the recorded steps."""
+ROUTED = {"fp32": 0.01, "bf16": 0.1}
+"""Share of a peak that the measured one of layers with experts may lie above the predicted one: the code of the experts
+names rows it has used, sorting takes scratch, and a CPU (no GPU) converts operands of mixed types first."""
+DEAD = 0.01
+"""Share that it may lie below: what a router saves while it only chooses dies with it."""
 
 
-def real_layer(case) -> Graph:
-    sizes = case["sizes"]
-    layer = Layer(
-        kind="dense",
-        role="block",
-        tensors=(),
-        attention=Attention(
-            heads=sizes["heads"], kv_heads=sizes["kv_heads"], head_dim=sizes["hidden"] // sizes["heads"]
-        ),
-        feed_forward=FeedForward(intermediate=sizes["intermediate"]),
-    )
-    model = Model(name="m", family="llama", hidden=sizes["hidden"], vocabulary=64, layers=(layer,))
-    return block_graph(model, layer, Setup(dtype=case["dtype"], seq=sizes["seq"], micro_batch=sizes["batch"]))
+def costs_of(case) -> tuple[list[Graph], list[Cost]]:
+    """Graphs and costs of a recorded model: its embedding, then its blocks."""
+    model = model_from_config(case["config"])
+    setup = Setup(dtype=case["dtype"], seq=MEASURED["seq"], micro_batch=MEASURED["batch"])
+    graphs = [block_graph(model, layer, setup) for layer in (model.embedding, *model.blocks)]
+    policies = [NONE] + [LayerPolicy(full=case["full"])] * len(model.blocks)
+    return graphs, [graph_cost(graph, policy, seconds) for graph, policy in zip(graphs, policies, strict=True)]
 
 
-def identify(case) -> str:
-    sizes = case["sizes"]
-    return "-".join([case["dtype"], "full" if case["full"] else "none", *map(str, sizes.values())])
+def routed(case) -> bool:
+    return "num_experts_per_tok" in case["config"]
 
 
-@pytest.mark.parametrize("case", MEASURED, ids=identify)
-def test_forward_equals_what_the_allocator_did_under_a_stack_of_real_layers(case):
-    graph = real_layer(case)
-    cost = graph_cost(graph, LayerPolicy(full=case["full"]), seconds)
-    boundary = graph.nbytes(graph.input)
-    extra = RNG_STATE * case["full"]
-    for found in case["found"]["forward"]:
-        assert found["end"] - found["start"] == cost.forward.net + extra
-        measured = found["peak"] - found["start"] - extra
-        assert 0 <= measured - (cost.forward.peak - boundary) <= SCALARS
+def close(measured: float, predicted: float, case) -> bool:
+    above, below = (ROUTED[case["dtype"]] * measured, DEAD * measured) if routed(case) else (0, 0)
+    return -SCALARS - below <= measured - predicted <= SCALARS + above
 
 
-@pytest.mark.parametrize("case", MEASURED, ids=identify)
-def test_backward_equals_what_the_allocator_did_under_a_stack_of_real_layers(case):
-    graph = real_layer(case)
-    cost = graph_cost(graph, LayerPolicy(full=case["full"]), seconds)
-    count = len(case["found"]["forward"])
-    level = highest(cost.backward.events * count, start=count * cost.kept)
-    measured = case["found"]["backward"]["peak"] - RNG_STATE * case["full"] * count
-    assert 0 <= measured - level <= SCALARS
+recorded = pytest.mark.parametrize(
+    "case", MEASURED["cases"], ids=lambda case: f"{case['name']}-{case['dtype']}-{'full' if case['full'] else 'none'}"
+)
+
+
+@recorded
+def test_forward_equals_what_the_allocator_did_under_real_layers(case):
+    graphs, costs = costs_of(case)
+    found = case["found"]["forward"]
+    for i in (1, 2):  # the model names the input of the first block until the end
+        measured = found[i]["peak"] - found[i]["start"] - RNG_STATE * case["full"]
+        predicted = costs[1 + i].forward.peak - graphs[1 + i].nbytes(graphs[1 + i].input)
+        if case["full"] and routed(case):
+            assert predicted <= measured < 1.25 * predicted  # the code of the experts names rows that it has used
+        else:
+            assert close(measured, predicted, case)
+    assert close(found[2]["start"] - found[1]["start"] - RNG_STATE * case["full"], costs[2].kept, case)
+
+
+@recorded
+def test_backward_equals_what_the_allocator_did_under_real_layers(case):
+    graphs, costs = costs_of(case)
+    events = [event for cost in reversed(costs) for event in cost.backward.events]
+    level = highest(tuple(events), start=sum(cost.kept for cost in costs))
+    tables = sum(value.nbytes for value in graphs[1].values if value.name.startswith("position."))
+    others = (RNG_STATE * (len(costs) - 1) + 8 * MEASURED["seq"]) if case["full"] else 0  # and the position numbers
+    assert close(case["found"]["backward"]["peak"] - tables - others, level, case)
 
 
 # ---- who counts what between layers ----
@@ -131,7 +141,7 @@ def test_the_gradient_of_the_output_is_taken_over_and_that_of_the_input_handed_o
     b = Builder(8)
     graph = b.graph(b.call("", "f", ("x",), 100, saves=("x",), out="y"))
     events = backward_events(graph, decide(graph, NONE), full=False)
-    assert events == (100, 8, -100, -8, -8)
+    assert events == (100, 8, -8, -100, -8)
     assert sum(events) == -8
 
 
@@ -207,11 +217,9 @@ def test_a_product_makes_the_gradient_of_a_small_operand_at_full_size_first():
         b = Builder(64)
         factor = b.call("", "mean", ("x",), small, out="factor")
         graph = b.graph(b.call("", "mul", ("x", factor), 64, saves=("x", factor), out="y"))
-        first = backward(graph)[:4]
-        return highest(first)
+        return highest(backward(graph), start=graph.kept_bytes) - graph.kept_bytes
 
-    assert product(64) == 64 + 64 + 64
-    assert product(4) == 64 + 64 + 64 + 4
+    assert product(64) == product(4) == 64 + 64 + 64
 
 
 def test_a_value_without_gradient_gets_none():
@@ -240,8 +248,8 @@ def test_a_dropped_value_appears_when_it_is_first_needed_and_goes_after_its_last
     active = b.call("", "silu", ("x",), 100, saves=("x",), out="active")
     graph = b.graph(b.call("", "sum", (active,), 2, saves=(active,), out="y"))
     events = backward(graph, LayerPolicy(select=("silu",)))
-    # gradient of y, the activation again, its gradient; then it goes with y's gradient
-    assert events == (2, 100, 100, -2, -100, 8, -100, -8, -8)
+    # gradient of y, the activation again, its gradient; then it goes, and y's gradient
+    assert events == (2, 100, 100, -100, -2, 8, -8, -100, -8)
 
 
 def test_a_kept_value_stays_until_the_last_recomputation_that_reads_it():

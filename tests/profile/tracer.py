@@ -155,9 +155,16 @@ class _Recorder(TorchDispatchMode):
         self.saved.append((self.node(), self.number(tensor)))
         return _local(tensor).detach() if isinstance(tensor, DTensor) else tensor.detach()
 
-    def finish(self) -> Trace:
-        """Give every save to its operator; drop scalars and the operators that only look."""
+    def finish(self, result: torch.Tensor) -> Trace:
+        """Give every save to its operator; drop scalars and the operators that only look.
+
+        Autograd frees at once what the nodes of a call save if the result does not depend on them.
+        """
+        numbers = _node_numbers(result)
+        alive = {call for (call, following), _ in self.saved if following - 1 in numbers}
         for node, number in self.saved:
+            if node[0] not in alive:
+                continue
             # a node that clones before it runs (an in-place operator) takes a number before that of its clone
             found = min(other for other in self.rows_of_node if other[0] == node[0] and other[1] >= node[1])
             rows = self.rows_of_node[found]
@@ -167,6 +174,17 @@ class _Recorder(TorchDispatchMode):
             row.keeps = [number for number in dict.fromkeys(row.keeps) if self.nbytes[number] > SMALL]
             row.reads = [number for number in row.reads if self.nbytes[number] > SMALL and number not in row.made]
         return Trace([row for row in self.rows if row.made or row.keeps], self.nbytes, self.known)
+
+
+def _node_numbers(result: torch.Tensor) -> set[int]:
+    """Numbers of the autograd nodes that a result depends on."""
+    found, waiting = {result.grad_fn}, [result.grad_fn]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return {node._sequence_nr() for node in found}
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,16 +205,12 @@ def _module_paths(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
         yield lambda: stack[-1] if stack else ""
 
 
-def record(module: torch.nn.Module, run: Callable[[], Any], inputs: Mapping[str, torch.Tensor]) -> tuple[Trace, Any]:
-    """Record `run()`, which calls `module` once; paths are those of the module's children.
-
-    Returns:
-        The trace and what `run` returned.
-    """
+def record(module: torch.nn.Module, run: Callable[[], torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Trace:
+    """Record `run()`, which calls `module` and returns a loss; paths are those of the module's children."""
     names = _Names()
     known = {**dict(module.named_parameters()), **dict(module.named_buffers()), **inputs}
     with _module_paths(module) as path:
         recorder = _Recorder(names, path, known)
         with saved_tensors_hooks(recorder.pack, lambda tensor: tensor), names, recorder:
             result = run()
-    return recorder.finish(), result
+    return recorder.finish(result)

@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from evenload.report.simulate import timeline_answer, timeline_text
@@ -59,6 +61,13 @@ def test_a_rank_over_the_limit_says_by_how_much():
     lines = timeline_text(one, limit=15).splitlines()
     assert lines[5].endswith("OVER the limit by 5 MB")
     assert "OVER" not in lines[6]
+
+
+def test_memory_outside_the_allocator_has_a_column_of_its_own():
+    costs = replace(ChunkCosts.of_tables([[1.0, 1.0]], kept=2**30), outside=np.full(2, 2.0**30))
+    lines = timeline_text(simulate_costs(costs, schedule="1f1b", micro_batches=4)).splitlines()
+    assert lines[4].split() == ["rank", "works", "peak", "outside", "in", "flight", "while"]
+    assert "2.00 GiB  1.00 GiB  2" in lines[5]
 
 
 def test_the_answer_holds_the_same_numbers():

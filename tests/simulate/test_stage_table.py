@@ -53,7 +53,7 @@ def test_one_chunk_may_be_a_plain_row_and_runs_plain_1f1b_under_either_method():
     for method in ("vpp", "vpp2"):
         table = read_stage_table({"bt": [1, 1, 1], "m": 3, "method": method})
         assert table.costs.forward.tolist() == [[1, 1, 1]]
-        assert table.schedule == "1f1b"
+        assert run(table).schedule == "1f1b"
 
 
 def test_backward_can_be_given():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
+from evenload.errors import EvenloadError
 from evenload.setup import Setup
 
+_FIELD: Final = re.compile(r"\$\.(\w+)")
 _TYPES: Final = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -82,6 +85,11 @@ class Flags:
         """The flags that were given."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
+    def named(self, error: EvenloadError) -> EvenloadError:
+        """The error with the flag in place of the path of a setup's field: the user typed a flag."""
+        found = _FIELD.match(error.where or "")
+        return error.at(f"--{found[1].replace('_', '-')}") if found and found[1] in self.said() else error
+
 
 def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb with a parameter `flags: Flags` an option for each of them.
@@ -103,7 +111,10 @@ def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         flags = Flags(**{field.name: given.pop(field.name) for field in fields(Flags)})
-        verb(**given, flags=flags)
+        try:
+            verb(**given, flags=flags)
+        except EvenloadError as error:
+            raise flags.named(error) from None
 
     run.__doc__ = verb.__doc__
     run.__name__ = verb.__name__

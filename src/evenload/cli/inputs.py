@@ -57,7 +57,7 @@ def _read(name: str, flags: Flags) -> Inputs:
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
     model = open_model(name) if own is None else _model_of(own, name)
-    setup, notices = _setup(reading, flags)
+    setup, notices = read_setup(reading, flags)
     check_setup(model, setup)
     layout = _layout(model, setup, reading, flags)
     plan = Plan(setup=setup, layout=layout, policy=_policy(reading, layout, flags), model=name)
@@ -80,7 +80,12 @@ def _model_of(reading: Reading, name: str) -> Model:
     )
 
 
-def _setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:
+def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:
+    """The setup of a settings file with the flags laid over it; without a file, micro-batches that fill the pipeline.
+
+    Raises:
+        EvenloadError: a value that a setup cannot have.
+    """
     setup = flags.over(reading.plan.setup if reading else Setup())
     if reading is None and flags.micro_batches is None and setup.pp > 1:
         enough = setup.pp * (2 if setup.interleave > 1 else 1)

@@ -18,7 +18,7 @@ VERBS: Final[dict[str, str]] = {
     "check": "evenload.cli.check:check",
     "estimate": "evenload.cli.estimate:run",
     "names": "evenload.cli.names:run",
-    "simulate": "evenload.cli.simulate:simulate_command",
+    "simulate": "evenload.cli.simulate:run",
     "convert": "evenload.cli.convert:convert",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""

@@ -18,7 +18,7 @@ operators. Bytes freed by two patterns together are therefore not the sum of wha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, cast
 
@@ -71,8 +71,9 @@ class Decision:
 def decide(graph: Graph, policy: LayerPolicy, *, mp_comm: bool = True) -> Decision:
     """What a layer keeps under a policy.
 
-    Full recompute keeps the layer's input alone and re-runs all that backward needs; the operators after the last saved
-    value need not run again, as in `torch.utils.checkpoint` with its early stop.
+    Full recompute keeps the layer's input alone and runs the layer again up to the last value that backward needs, as
+    `torch.utils.checkpoint` does with its early stop. Where it keeps the results of collectives, it runs only what
+    follows from them and from the input.
 
     Args:
         graph: the layer.
@@ -91,15 +92,7 @@ def decide(graph: Graph, policy: LayerPolicy, *, mp_comm: bool = True) -> Decisi
     decision = cut(graph, matched)
     declined = [_declined(graph, hit, hit.indices, decision) for hit in select]
     declined += [_declined(graph, hit, some, decision) for hit, some in zip(comm, behind, strict=True)]
-    return Decision(
-        kept=decision.kept,
-        dropped=decision.dropped,
-        extra=decision.extra,
-        rerun=decision.rerun,
-        kept_bytes=decision.kept_bytes,
-        freed=decision.freed,
-        declined=tuple(one for one in declined if one is not None),
-    )
+    return replace(decision, declined=tuple(one for one in declined if one is not None))
 
 
 def collectives(graph: Graph, matched: Iterable[int]) -> frozenset[int]:
@@ -150,7 +143,10 @@ def _full(graph: Graph, *, mp_comm: bool) -> Decision:
     allowed = frozenset(i for i, op in enumerate(graph.operators) if mp_comm or not op.comm)
     chosen, again = _minimum_cut(graph, targets, free={graph.input}, allowed=allowed)
     first: set[str] = set() if graph.by_name[graph.input].held else {graph.input}
-    return _decision(graph, chosen | first, again)
+    decision = _decision(graph, chosen | first, again)
+    if not mp_comm or not decision.rerun:
+        return decision
+    return replace(decision, rerun=tuple(range(decision.rerun[-1] + 1)))
 
 
 def _saved(graph: Graph) -> set[str]:

@@ -49,6 +49,8 @@ class Schedule:
     """What frameworks call it."""
     one_chunk: bool = False
     """Runs one chunk per stage only."""
+    plain_on_one_chunk: bool = False
+    """On one chunk per stage it is `1f1b`."""
 
 
 _ALL: Final = (
@@ -77,12 +79,14 @@ _ALL: Final = (
         summary="interleaved 1F1B in MindSpore's order: micro-batches left over join the first round",
         order=orders.interleaved_remainder_first,
         aliases=("mindspore_interleaved_1f1b", "vpp"),
+        plain_on_one_chunk=True,
     ),
     Schedule(
         name="interleaved_1f1b_less_memory",
         summary="interleaved 1F1B with a short warm-up: less memory, more waiting",
         order=orders.interleaved_less_memory,
         aliases=("less_memory", "vpp2", "mindspore_interleaved_less_memory"),
+        plain_on_one_chunk=True,
     ),
 )
 
@@ -120,10 +124,15 @@ def default_schedule(interleave: int, *, less_memory: bool = False) -> str:
     return "interleaved_1f1b_less_memory" if less_memory else "interleaved_1f1b"
 
 
-def find_schedule(name: str, *, interleave: int = 1) -> Schedule:
+def find_schedule(name: str, *, interleave: int | None = None) -> Schedule:
     """The schedule of a name or alias; case, dashes and underscores do not matter.
 
-    Frameworks write `1f1b` for any number of chunks, so `1f1b` with more than one is `interleaved_1f1b`.
+    Frameworks write `1f1b` for any number of chunks, so `1f1b` with more than one is `interleaved_1f1b`. On one chunk
+    MindSpore's orders are plain `1f1b`.
+
+    Args:
+        name: what the user wrote.
+        interleave: chunks per stage; None: not known, the name is taken as it is.
 
     Raises:
         EvenloadError: no such schedule, one that is not there yet, or one that runs a single chunk per stage.
@@ -131,9 +140,13 @@ def find_schedule(name: str, *, interleave: int = 1) -> Schedule:
     schedule = _BY_KEY.get(_key(name))
     if schedule is None:
         raise _unknown(name)
-    if schedule.name == "1f1b" and interleave > 1:
+    if interleave is None:
+        return schedule
+    if interleave == 1:
+        return SCHEDULES["1f1b"] if schedule.plain_on_one_chunk else schedule
+    if schedule.name == "1f1b":
         return SCHEDULES["interleaved_1f1b"]
-    if schedule.one_chunk and interleave > 1:
+    if schedule.one_chunk:
         raise EvenloadError(
             f"{schedule.name} runs one chunk per stage, interleave is {interleave}",
             where="$.schedule",

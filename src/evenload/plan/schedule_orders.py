@@ -29,9 +29,8 @@ def interleaved(pp: int, interleave: int, micro_batches: int) -> ActionList:
 
 
 def interleaved_remainder_first(pp: int, interleave: int, micro_batches: int) -> ActionList:
-    """Interleaved 1F1B in MindSpore's order; plain 1F1B on one chunk. Source: MindSpore toolkits, `vpp`."""
-    hop = 2 if interleave > 1 else 1
-    return _one_f_one_b(pp, interleave, rounds_remainder_first(pp, micro_batches), hop=hop)
+    """Interleaved 1F1B in MindSpore's order. Source: MindSpore toolkits, `vpp`."""
+    return _one_f_one_b(pp, interleave, rounds_remainder_first(pp, micro_batches), hop=2)
 
 
 def interleaved_less_memory(pp: int, interleave: int, micro_batches: int) -> ActionList:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from evenload.errors import EvenloadError
 from evenload.model import Attention, Experts, Layer, Model
 from evenload.plan.operators import Graph
@@ -14,7 +17,7 @@ from evenload.profile.eager.head import head
 from evenload.profile.eager.latent_attention import latent_attention
 from evenload.profile.eager.norms import rms_norm
 from evenload.profile.sizes import Sizes, local_sizes
-from evenload.profile.tape import Ref, Tape
+from evenload.profile.tape import TABLES, Ref, Tape
 from evenload.setup import Setup
 
 
@@ -33,6 +36,29 @@ def block_graph(model: Model, layer: Layer, setup: Setup) -> Graph:
     if layer.role == "head":
         return tape.graph(source, head(tape, source, model, sizes))
     return tape.graph(source, _block(tape, source, layer, sizes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableBytes:
+    """What a stage makes once per forward for all its layers."""
+
+    kept: int
+    """Saved for backward by the layers: lives as long as the micro-batch is in flight."""
+    forward: int
+    """Only read: lives while the stage's forward runs."""
+
+
+def table_bytes(graphs: Iterable[Graph]) -> TableBytes:
+    """Position tables and masks that layers share, each counted once. The graphs hold them and count none of them."""
+    sizes: dict[str, int] = {}
+    saved: set[str] = set()
+    for graph in graphs:
+        sizes |= {value.name: value.nbytes for value in graph.values if value.name.startswith(f"{TABLES}.")}
+        saved.update(name for operator in graph.operators for name in operator.saves)
+    return TableBytes(
+        kept=sum(nbytes for name, nbytes in sizes.items() if name in saved),
+        forward=sum(nbytes for name, nbytes in sizes.items() if name not in saved),
+    )
 
 
 def _block(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:

@@ -132,7 +132,7 @@ def pipeline_buffers(setup: Setup, boundary: int, stage: int) -> int:
     if setup.backend != "torch":
         return neighbours * boundary
     name = find_schedule(setup.schedule, interleave=setup.interleave).name
-    fullest = _fullest(name, setup.pp, setup.interleave, setup.micro_batches)[stage]
+    fullest = fullest_moments(name, setup.pp, setup.interleave, setup.micro_batches)[stage]
     tensors = neighbours if name == "1f1b" else 0
     for chunk, (held, done) in enumerate(zip(fullest.held, fullest.done, strict=True)):
         place = chunk * setup.pp + stage
@@ -144,7 +144,7 @@ def pipeline_buffers(setup: Setup, boundary: int, stage: int) -> int:
     return tensors * boundary
 
 
-class _Moment(NamedTuple):
+class Moment(NamedTuple):
     """A moment of one rank."""
 
     held: tuple[int, ...]
@@ -154,15 +154,15 @@ class _Moment(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _fullest(name: str, pp: int, interleave: int, micro_batches: int) -> tuple[_Moment, ...]:
+def fullest_moments(name: str, pp: int, interleave: int, micro_batches: int) -> tuple[Moment, ...]:
     """The last moment of every rank at which it has most micro-batches in flight."""
     orders = actions(name, pp=pp, interleave=interleave, micro_batches=micro_batches)
     return tuple(_last_fullest([(action.op, action.chunk) for action in order], interleave) for order in orders)
 
 
-def _last_fullest(order: Sequence[tuple[Op, int]], interleave: int) -> _Moment:
+def _last_fullest(order: Sequence[tuple[Op, int]], interleave: int) -> Moment:
     held, done = [0] * interleave, [0] * interleave
-    fullest = _Moment(tuple(held), tuple(done))
+    fullest = Moment(tuple(held), tuple(done))
     for op, chunk in order:
         if op is Op.FORWARD:
             held[chunk] += 1
@@ -170,5 +170,5 @@ def _last_fullest(order: Sequence[tuple[Op, int]], interleave: int) -> _Moment:
             held[chunk] -= 1
             done[chunk] += 1
         if op is Op.FORWARD and sum(held) >= sum(fullest.held):
-            fullest = _Moment(tuple(held), tuple(done))
+            fullest = Moment(tuple(held), tuple(done))
     return fullest

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
 
 from evenload.model import Layer, Model
-from evenload.plan.mincut import decide
+from evenload.plan.mincut import collectives
 from evenload.plan.operators import Graph, Operator
-from evenload.plan.policy import LayerPolicy, Policy, Recompute
+from evenload.plan.patterns import match_all
+from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, LayerPolicy, Policy, Recompute
 from evenload.profile.blocks import block_graph
 from evenload.profile.buffers import (
     boundary_bytes,
@@ -113,12 +114,16 @@ def _weight_gradients(setup: Setup) -> float:
 
 
 def _choices(graph: Graph) -> tuple[Recompute, ...]:
-    """Choices worth making: one that frees nothing more than a cheaper one is left out."""
-    freed = {choice: decide(graph, LayerPolicy.of(choice)).freed for choice in Recompute}
-    worth = [choice for choice in (Recompute.SELECT, Recompute.COMM) if freed[choice] > 0]
-    if len(worth) == 2 and freed[Recompute.BOTH] > max(freed[choice] for choice in worth):
-        worth.append(Recompute.BOTH)
-    return (Recompute.NONE, *worth, Recompute.FULL)
+    """Choices that can free something: their default patterns name operators whose results the layer keeps."""
+    kept = set(graph.kept())
+
+    def frees(indices: Iterable[int]) -> bool:
+        return any(kept.intersection(graph.operators[i].outputs) for i in indices)
+
+    select = any(frees(hit.indices) for hit in match_all(DEFAULT_SELECT, graph))
+    comm = any(frees(collectives(graph, hit.indices)) for hit in match_all(DEFAULT_COMM, graph))
+    possible = {Recompute.SELECT: select, Recompute.COMM: comm, Recompute.BOTH: select and comm}
+    return tuple(choice for choice in Recompute if possible.get(choice, True))
 
 
 def _notes(setup: Setup, hardware: Hardware) -> tuple[str, ...]:

@@ -12,14 +12,15 @@ layer's input stays to the end.
 Backward (PyTorch's autograd engine, `torch/csrc/autograd/engine.cpp`): operators in reverse order of forward.
 
 - An operator's backward makes a gradient of every input that needs one, the gradient of its weights, and temporaries;
-  they meet the saved values and the gradients of its results. Then the temporaries go, the gradients of its results,
-  the saved values that nobody needs any more, and last the gradient of its weights: it is added to the one the rank
+  they meet the saved values and the gradients of its results. Then the temporaries go, the saved values that nobody
+  needs any more, the gradients of its results, and last the gradient of its weights: it is added to the one the rank
   holds.
 - The second gradient of one value is added to the first in place if nothing else holds the first by then, else into a
   new tensor (`InputBuffer::accumulate`).
 - Addition hands the gradient of its result on without a copy, as do concatenation (views of it) and cloning.
 - Gradients of parts of a value (`chunk`, `split`, slices) are joined to one of the whole value when that is needed.
-- The gradient of a smaller operand of a product is made at the size of the result and then summed up.
+- The gradient of a smaller operand of a product is made at the size of the result; once the saved values are gone it
+  is summed up, or converted if the operand was of a narrower type (`validate_outputs`).
 - A dropped value is computed again when it is first needed, with all that it follows from, and stays until its last
   use. Full recompute computes everything again before it starts (`torch.utils.checkpoint`), and keeps the layer's input
   to the end.
@@ -91,7 +92,7 @@ def needs_gradient(graph: Graph, name: str) -> bool:
 
 def shares_gradient(graph: Graph, operator: Operator, name: str) -> bool:
     """Whether backward passes the gradient of the result, or a view of it, on to this input without a copy."""
-    kinds = {operator.name.strip("_"), operator.aten.strip("_")}
+    kinds = _kinds(operator)
     if len(operator.outputs) != 1 or kinds & _PRODUCTS:
         return False
     result = graph.nbytes(operator.outputs[0])
@@ -211,9 +212,10 @@ class _Backward:
             self.memory.change(weights, scratch)
             made = self._differentiate(operator, arrived)
             self.memory.change(-scratch)
-            for name in arrived:
-                self._release(self.gradients.pop(name), name)
         self._used(operator.saves)
+        made = [(name, self._reduce(gradient, operator, name)) for name, gradient in made]
+        for name in arrived:
+            self._release(self.gradients.pop(name), name)
         for name, gradient in made:
             if operator.reads(self.graph.by_name[name]) < self.graph.nbytes(name):
                 self.parts.setdefault(name, []).append(gradient)
@@ -230,11 +232,21 @@ class _Backward:
             if shares_gradient(self.graph, operator, name):
                 gradient = self.gradients[arrived[0]]
             else:
-                gradient = _Gradient(operator.reads(self.graph.by_name[name]))
+                gradient = _Gradient(first_size(self.graph, operator, name))
                 self.memory.change(gradient.nbytes)
             gradient.holders.add(_NEW + name)
             made.append((name, gradient))
         return made
+
+    def _reduce(self, gradient: _Gradient, operator: Operator, name: str) -> _Gradient:
+        """Sum up a gradient that was made at the size of the result, or convert it to the operand's type."""
+        size = operator.reads(self.graph.by_name[name])
+        if gradient.nbytes == size or shares_gradient(self.graph, operator, name):
+            return gradient
+        small = _Gradient(size, {_NEW + name})
+        self.memory.change(small.nbytes)
+        self._release(gradient, _NEW + name)
+        return small
 
     def _accumulate(self, name: str, gradient: _Gradient) -> None:
         """A gradient arrives at a value: as the first one, or to be added to it."""
@@ -297,12 +309,23 @@ class _Backward:
                 self.memory.drop((name,))
 
 
+def first_size(graph: Graph, operator: Operator, name: str) -> float:
+    """Bytes of an input's gradient when it is made: an operand of a product gets one of the size of the result."""
+    size = operator.reads(graph.by_name[name])
+    return max(size, _result_size(graph, operator)) if _kinds(operator) & _PRODUCTS else size
+
+
 def temporaries(graph: Graph, operator: Operator) -> float:
     """Bytes that an operator's backward makes beside the gradients it returns and its `backward_scratch`."""
-    kind = operator.aten or operator.name
-    most = max((graph.nbytes(name) for name in operator.outputs), default=0)
-    own = _TEMPORARIES.get(kind, 0) * most
-    if kind not in _PRODUCTS:
-        return own
-    small = sum(operator.reads(graph.by_name[name]) < most for name in operator.inputs if needs_gradient(graph, name))
-    return own + (small + (0 < operator.weight_bytes < most)) * most
+    kinds, size = _kinds(operator), _result_size(graph, operator)
+    own = sum(count for kind, count in _TEMPORARIES.items() if kind in kinds) * size
+    weight_at_full_size = bool(kinds & _PRODUCTS) and 0 < operator.weight_bytes < size
+    return own + weight_at_full_size * size
+
+
+def _kinds(operator: Operator) -> set[str]:
+    return {operator.name.strip("_"), operator.aten.strip("_")}
+
+
+def _result_size(graph: Graph, operator: Operator) -> int:
+    return max((graph.nbytes(name) for name in operator.outputs), default=0)

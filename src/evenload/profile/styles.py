@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -16,6 +16,8 @@ class Style:
     """q and k are normed after v is projected (Gemma 3), not each after its own projection (Qwen 3)."""
     scaled_embedding: bool = False
     """The embedding is multiplied by the square root of the hidden width (Gemma)."""
+    local_positions: bool = False
+    """Layers with a window have position tables of their own (Gemma 3: another base frequency)."""
     fused_projections: bool = False
     """q, k and v come from one product, and so do gate and up (Phi-3)."""
     partial_rotary: bool = False
@@ -26,10 +28,10 @@ class Style:
     """Whose router chooses the experts."""
 
 
-_GEMMA = Style(one_plus_weight=True, norm_after_all_projections=True, scaled_embedding=True)
+_GEMMA2 = Style(one_plus_weight=True, norm_after_all_projections=True, scaled_embedding=True)
 _STYLES: dict[str, Style] = {
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(_GEMMA2, local_positions=True),
     "phi3": Style(fused_projections=True, partial_rotary=True),
     "mixtral": Style(router="mixtral"),
     "qwen2_moe": Style(shared_expert="shared_expert"),

@@ -12,6 +12,8 @@ from typing import Literal, TypedDict, Unpack
 
 from evenload.plan.operators import Graph, Operator, Value
 
+TABLES = "position"
+"""Prefix of what a stage makes once per forward for all its layers: tables of the rotary embedding, masks."""
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
@@ -81,10 +83,29 @@ class _Book:
         self.values[ref.name] = Value(name=ref.name, nbytes=ref.nbytes, held=held, differentiable=differentiable)
         return ref
 
+    def parts(self, refs: tuple[Ref, ...]) -> tuple[tuple[str, int], ...]:
+        """Values that views read in part only, with the bytes that are read."""
+        read: Counter[str] = Counter()
+        for ref in refs:
+            read[ref.name] += ref.nbytes
+        own = ((self.values[name], nbytes) for name, nbytes in read.items())
+        return tuple((value.name, nbytes) for value, nbytes in own if nbytes < value.nbytes and not value.held)
+
     def make(self, name: str, out: Out) -> Ref:
         self.uses[name] += 1
         unique = name if self.uses[name] == 1 else f"{name}#{self.uses[name]}"
         return self.add(Ref(unique, out.elements, out.width), differentiable=out.differentiable)
+
+    def parts(self, refs: tuple[Ref, ...]) -> tuple[tuple[str, int], ...]:
+        """Values of which the references cover a part only, and its bytes; those that are held need no gradient."""
+        covered: Counter[str] = Counter()
+        for ref in refs:
+            covered[ref.name] += ref.nbytes
+        return tuple(
+            (name, nbytes)
+            for name, nbytes in covered.items()
+            if not self.values[name].held and nbytes < self.values[name].nbytes
+        )
 
 
 class Tape:
@@ -137,6 +158,7 @@ class Tape:
                 name=name,
                 aten="" if aten == name else aten,
                 inputs=_unique(inputs),
+                parts=self._book.parts(inputs),
                 outputs=tuple(ref.name for ref in results),
                 saves=_unique(saved),
                 flops=facts.get("flops", 0.0),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evenload.plan.schedule import Op
+from evenload.report.table import columns
 from evenload.simulate.memory import RankMemory
 from evenload.simulate.timeline import TimedAction, Timeline
 from evenload.units import gib, human_seconds
@@ -67,7 +68,7 @@ def time_of(timeline: Timeline) -> Callable[[float], str]:
     """How to print a time in the timeline's unit."""
     if timeline.time_unit == "seconds":
         return human_seconds
-    return lambda amount: f"{amount:,.10g} {timeline.time_unit}"
+    return lambda amount: f"{amount:,.7g} {timeline.time_unit}"
 
 
 def _step(timeline: Timeline) -> str:
@@ -92,7 +93,7 @@ def _step(timeline: Timeline) -> str:
 
 
 def _ranks(timeline: Timeline, limit: float | None) -> str:
-    memory, rows = memory_of(timeline), [["rank", "works".ljust(BAR), "", "peak", "in flight", "while"]]
+    memory, rows = memory_of(timeline), list[list[str]]()
     for rank, busy in zip(timeline.memory, timeline.busy, strict=True):
         share = busy / timeline.step_time if timeline.step_time else 0.0
         full = round(BAR * share)
@@ -101,24 +102,17 @@ def _ranks(timeline: Timeline, limit: float | None) -> str:
                 str(rank.rank),
                 "#" * full + "." * (BAR - full),
                 f"{100 * share:.1f} %",
-                memory(rank.peak_allocated) + _beside(rank, memory),
+                memory(rank.peak_allocated),
+                memory(rank.outside),
                 "+".join(map(str, rank.in_flight)),
                 rank.running + _verdict(rank, limit, memory),
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column in (1, 4) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, [*widths, 0], strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
-def _beside(rank: RankMemory, memory: Callable[[float], str]) -> str:
-    return f" + {memory(rank.outside)} outside" if rank.outside else ""
+    lines = [["rank", "works", "", "peak", "outside", "in flight", "while"], *rows]
+    if not any(rank.outside for rank in timeline.memory):
+        lines = [[*line[:4], *line[5:]] for line in lines]
+    last = len(lines[0]) - 1
+    return columns(lines[0], lines[1:], left={1, last - 1, last})
 
 
 def _verdict(rank: RankMemory, limit: float | None, memory: Callable[[float], str]) -> str:

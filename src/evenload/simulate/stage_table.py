@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenload.errors import EvenloadError, did_you_mean
-from evenload.plan.schedule import default_schedule
 from evenload.profile.numbers import count, entry, listed, number
 from evenload.simulate.costs import ChunkCosts
 
@@ -104,7 +103,7 @@ def _read(data: object) -> StageTable:
             constant=number(table, _NAMES["constant"], path, default=0.0),
         ),
         micro_batches=micro_batches or None,
-        schedule=_schedule(table, interleave=len(forward)),
+        schedule=_schedule(table),
         transfer=number(table, _NAMES["transfer"], path, default=0.0),
         memory_unit=str(table.get("memory_unit", "units")),
         time_unit=str(table.get("time_unit", "units")),
@@ -162,12 +161,11 @@ def _static(table: Mapping[str, Any], stages: int, path: str) -> NDArray[np.floa
     return np.array(grid[0], dtype=np.float64)
 
 
-def _schedule(table: Mapping[str, Any], *, interleave: int) -> str | None:
-    """The schedule, if the table names one; one chunk per stage runs plain 1F1B under either of MindSpore's methods."""
+def _schedule(table: Mapping[str, Any]) -> str | None:
     for key in _NAMES["schedule"]:
         named = table.get(key)
         if named is not None:
-            return default_schedule(interleave) if interleave == 1 and named in {"vpp", "vpp2"} else str(named)
+            return str(named)
     return None
 
 

@@ -7,7 +7,7 @@ from evenload.profile.eager.core import Heads, attention_core
 from evenload.profile.eager.linear import linear
 from evenload.profile.eager.norms import rms_norm
 from evenload.profile.sizes import Sizes
-from evenload.profile.tape import Ref, Tape
+from evenload.profile.tape import TABLES, Ref, Tape
 
 
 def attention(tape: Tape, source: Ref, shape: Attention, sizes: Sizes) -> Ref:
@@ -25,7 +25,8 @@ def attention(tape: Tape, source: Ref, shape: Attention, sizes: Sizes) -> Ref:
     dim = shape.head_dim
     query, key, value = _projected(tape, source, shape, sizes)
     turned = dim if shape.rotary_dim is None else shape.rotary_dim
-    cos, sin = position_tables(tape, sizes, turned)
+    local = shape.window is not None and sizes.style.local_positions
+    cos, sin = position_tables(tape, sizes, turned, kind=".local" if local else "")
     if sizes.style.partial_rotary:
         query, key = (_rotate_part(tape, part, (turned, dim), cos, sin) for part in (query, key))
     else:
@@ -72,10 +73,10 @@ def _projected(tape: Tape, source: Ref, shape: Attention, sizes: Sizes) -> tuple
     return query, key, projected("v", kv_heads)
 
 
-def position_tables(tape: Tape, sizes: Sizes, dim: int) -> tuple[Ref, Ref]:
-    """Cosines and sines of [1, seq, dim]: made once per forward by the model, shared by all its layers."""
-    elements = sizes.seq * dim
-    return tape.shared("position.cos", elements, sizes.width), tape.shared("position.sin", elements, sizes.width)
+def position_tables(tape: Tape, sizes: Sizes, dim: int, *, kind: str = "") -> tuple[Ref, Ref]:
+    """Cosines and sines of [1, seq, dim]: made once per forward by the model, shared by all its layers of a kind."""
+    cos, sin = (tape.shared(f"{TABLES}{kind}.{name}", sizes.seq * dim, sizes.width) for name in ("cos", "sin"))
+    return cos, sin
 
 
 def rotate(tape: Tape, value: Ref, cos: Ref, sin: Ref) -> Ref:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evenload.profile.eager.norms import FP32
 from evenload.profile.hardware import sent_bytes
 from evenload.profile.sizes import Sizes
-from evenload.profile.tape import Out, Ref, Tape
+from evenload.profile.tape import TABLES, Out, Ref, Tape
 
 EFFICIENT_ALIGNMENT = 32
 """The memory-efficient kernel rounds the rows of its log-sum-exp up to this (PyTorch: `kAlignLSE`)."""
@@ -86,7 +86,7 @@ def _fused(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
 def _mask_bias(tape: Tape, sizes: Sizes) -> Ref:
     """A layer's own copy of the mask, as numbers to be added to the scores."""
     scores = sizes.batch * sizes.seq * sizes.seq * sizes.cp
-    mask = tape.shared("position.mask", scores, 1)
+    mask = tape.shared(f"{TABLES}.local.mask", scores, 1)
     bias = Out(scores, sizes.width, "bias", differentiable=False)
     return tape.op("scaled_dot_product_attention", (mask,), bias, aten="where")
 
@@ -138,7 +138,8 @@ def _softmax(tape: Tape, scores: Ref, heads: Heads, sizes: Sizes) -> Ref:
         scores = tape.op("div", (scores,), full)
         scores = tape.op("tanh", (scores,), full, saves_results=(0,))
         scores = tape.op("mul", (scores,), full)
-    mask = tape.shared("position.mask", sizes.batch * sizes.seq * sizes.seq, sizes.width)
+    kind = ".local" if heads.window is not None else ""
+    mask = tape.shared(f"{TABLES}{kind}.mask", sizes.batch * sizes.seq * sizes.seq, sizes.width)
     scores = tape.op("add", (scores, mask), full)
     if sizes.upcast:
         scores = tape.op("softmax", (scores,), wide, aten="_to_copy")

@@ -50,8 +50,7 @@ def sort_rows(tape: Tape, source: Ref, routing: Routing, shape: Experts, sizes: 
     )
     token = tape.op("__floordiv__", (order,), index, aten="floor_divide")
     hidden = Out(count * sizes.hidden, source.width)
-    taken = source.part(min(source.elements, hidden.elements)), token
-    rows = tape.op("__getitem__", taken, hidden, aten="index", saves=(token,))
+    rows = tape.op("__getitem__", (source, token), hidden, aten="index", saves=(token,))
     picked = Out(count, routing.weights.width)
     weights = tape.op("__getitem__", (routing.weights, order), picked, aten="index", saves=(order,))
     return Sorted(rows=rows, weights=weights, order=order, offsets=_offsets(tape, experts_of_rows, shape.experts))

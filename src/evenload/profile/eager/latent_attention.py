@@ -8,7 +8,7 @@ from evenload.profile.eager.core import Heads, attention_core
 from evenload.profile.eager.linear import linear
 from evenload.profile.eager.norms import FP32, rms_norm
 from evenload.profile.sizes import Sizes
-from evenload.profile.tape import Out, Ref, Tape
+from evenload.profile.tape import TABLES, Out, Ref, Tape
 
 
 def latent_attention(tape: Tape, source: Ref, shape: LatentAttention, sizes: Sizes) -> Ref:
@@ -80,7 +80,7 @@ def _pairs(tape: Tape, value: Ref, cos: Ref, sin: Ref) -> Ref:
 
 def _complex(tape: Tape, query: Ref, key: Ref, elements: int) -> tuple[Ref, Ref]:
     """A product of complex fp32 numbers: half as many as there are elements, twice as wide."""
-    table = tape.shared("position.turns", elements, FP32)
+    table = tape.shared(f"{TABLES}.turns", elements, FP32)
     width = query.width
     if width != FP32:
         query = tape.op("float", (query,), query.like(width=FP32), aten="_to_copy")

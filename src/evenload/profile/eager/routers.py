@@ -54,28 +54,27 @@ def _deepseek_v2(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple
     scores = _softmax(tape, _wide_scores(tape, source, shape, sizes))
     if shape.groups > 1:
         groups = scores.elements // shape.experts * shape.groups
-        best, *_ = tape.ops(
-            "max",
-            (scores,),
-            (Out(groups, FP32), Out(groups, INDEX, "indices", differentiable=False)),
-            saves_results=(1,),
-        )
-        scores = _masked(tape, scores, best, shape)
+        values = Out(groups, FP32, differentiable=False)
+        best, _ = tape.ops("max", (scores,), (values, Out(groups, INDEX, "indices", differentiable=False)))
+        flags = _outside(tape, best, scores, shape)
+        scores = tape.op("masked_fill", (scores, flags), scores.like(), saves=(flags,))
     weights, chosen = _best(tape, scores, shape)
-    return tape.op("mul", (weights,), Out(weights.elements, FP32)), chosen
+    return tape.op("mul", (weights,), weights.like()), chosen
 
 
 def _deepseek_v3(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple[Ref, Ref]:
+    """Experts are chosen by scores with a bias, weighted by those without: the choice itself has no gradient."""
     logits = _wide_scores(tape, source, shape, sizes)
-    full = Out(logits.elements, FP32)
-    scores = tape.op("sigmoid", (logits,), full, saves_results=(0,))
+    scores = tape.op("sigmoid", (logits,), logits.like(), saves_results=(0,))
     bias = tape.parameter("e_score_correction_bias", shape.experts, FP32)
-    ranked = tape.op("add", (scores, bias), full)
+    biased = Out(scores.elements, FP32, differentiable=False)
+    ranked = tape.op("add", (scores, bias), biased)
     rows = scores.elements // shape.experts
-    best, _ = _top(tape, ranked, rows * shape.groups * _BEST_OF_GROUP)
-    group_scores = tape.op("sum", (best,), Out(rows * shape.groups, FP32))
-    ranked = _masked(tape, ranked, group_scores, shape)
-    _, chosen = _best(tape, ranked, shape)
+    best, _ = _ranked(tape, ranked, rows * shape.groups * _BEST_OF_GROUP)
+    groups = tape.op("sum", (best,), Out(rows * shape.groups, FP32, differentiable=False))
+    flags = _outside(tape, groups, scores, shape)
+    ranked = tape.op("masked_fill", (ranked, flags), biased)
+    _, chosen = _ranked(tape, ranked, rows * shape.top_k)
     out = Out(chosen.elements, FP32)
     weights = tape.op("gather", (scores, chosen), out, saves=(scores, chosen))
     if shape.normalized:
@@ -97,35 +96,33 @@ def _softmax(tape: Tape, scores: Ref) -> Ref:
 
 
 def _best(tape: Tape, scores: Ref, shape: Experts) -> tuple[Ref, Ref]:
-    return _top(tape, scores, scores.elements // shape.experts * shape.top_k)
+    """The best scores of every token and whose they are; they become weights, so that the places are kept."""
+    elements = scores.elements // shape.experts * shape.top_k
+    outs = (Out(elements, FP32), Out(elements, INDEX, "indices", differentiable=False))
+    weights, chosen = tape.ops("topk", (scores,), outs, saves_results=(1,))
+    return weights, chosen
 
 
-def _top(tape: Tape, scores: Ref, elements: int) -> tuple[Ref, Ref]:
-    values, indices = tape.ops(
-        "topk",
-        (scores,),
-        (Out(elements, FP32), Out(elements, INDEX, "indices", differentiable=False)),
-        saves_results=(1,),
-    )
-    return values, indices
+def _ranked(tape: Tape, scores: Ref, elements: int) -> tuple[Ref, Ref]:
+    """The same where only the places are used: autograd keeps nothing."""
+    outs = (Out(elements, FP32, differentiable=False), Out(elements, INDEX, "indices", differentiable=False))
+    values, places = tape.ops("topk", (scores,), outs)
+    return values, places
 
 
 def _normalized(tape: Tape, weights: Ref, shape: Experts) -> Ref:
     """Divided by their sum, in place: autograd copies the old content first and keeps it."""
     total = tape.op("sum", (weights,), Out(weights.elements // shape.top_k, FP32))
-    return tape.op("div_", (weights, total), Out(weights.elements, FP32), aten="clone", saves=(weights, total))
+    return tape.op("div_", (weights, total), weights.like(), aten="clone", saves=(weights, total))
 
 
-def _masked(tape: Tape, scores: Ref, group_scores: Ref, shape: Experts) -> Ref:
-    """Scores with those outside the best groups struck out."""
+def _outside(tape: Tape, group_scores: Ref, scores: Ref, shape: Experts) -> Ref:
+    """For every token, the experts outside its best groups."""
     rows = scores.elements // shape.experts
-    _, groups = _top(tape, group_scores, rows * shape.groups_kept)
-    mask = Out(group_scores.elements, FP32, differentiable=False)
-    flags = tape.op("scatter_", (groups,), mask)
+    _, groups = _ranked(tape, group_scores, rows * shape.groups_kept)
+    flags = tape.op("scatter_", (groups,), Out(group_scores.elements, FP32, differentiable=False))
     if shape.groups > 1:  # a single group is spread over its experts by a view
-        wide = Out(scores.elements, FP32, differentiable=False)
-        flags = tape.op("reshape", (flags,), wide, aten="clone")
+        flags = tape.op("reshape", (flags,), Out(scores.elements, FP32, differentiable=False), aten="clone")
     bits = Out(scores.elements, BOOL, differentiable=False)
     flags = tape.op("bool", (flags,), bits, aten="_to_copy")
-    flags = tape.op("__invert__", (flags,), bits, aten="bitwise_not")
-    return tape.op("masked_fill", (scores, flags), Out(scores.elements, FP32), saves=(flags,))
+    return tape.op("__invert__", (flags,), bits, aten="bitwise_not")

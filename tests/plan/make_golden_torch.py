@@ -1,25 +1,21 @@
-"""Write the golden schedules of PyTorch: `python tests/plan/make_golden_schedules.py [TARGET]` (torch, no device).
+"""Write the golden schedules of PyTorch: `python tests/plan/make_golden_torch.py [TARGET]` (torch, no device).
 
 Orders come from `torch.distributed.pipelining` itself. GPipe and interleaved 1F1B are read from `pipeline_order`. 1F1B
 is recorded from what `Schedule1F1B` really runs on a stand-in stage, because its `pipeline_order`, which PyTorch uses
 for drawing only, numbers the micro-batches of the last rank from 1.
-
-One line a case. The order of forwards is the same on every rank, and so is that of backwards (asserted here), so a case
-is those two orders, as `chunk.micro_batch`, and for each rank the letters F and B in the order they run.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
+from golden_orders import FOLDER, Order, compact, write
 from torch.distributed.pipelining import schedules
 
-TARGET = Path(__file__).parent.parent / "data" / "schedules" / "torch.jsonl"
 LETTER = {"FORWARD": "F", "FULL_BACKWARD": "B"}
-Order = list[tuple[str, int, int]]
 
 
 def stand_in(index: int, rank: int, pp: int, chunks: int) -> MagicMock:
@@ -70,30 +66,14 @@ def orders(name: str, pp: int, chunks: int, micro_batches: int) -> list[Order] |
         return None
 
 
-def compact(ranks: list[Order]) -> dict[str, object]:
-    def only(op: str, order: Order) -> str:
-        return " ".join(f"{chunk}.{micro_batch}" for kind, chunk, micro_batch in order if kind == op)
-
-    assert len({(only("F", order), only("B", order)) for order in ranks}) == 1
-    return {
-        "forwards": only("F", ranks[0]),
-        "backwards": only("B", ranks[0]),
-        "ranks": ["".join(op for op, _, _ in order) for order in ranks],
-    }
-
-
-def main(target: Path) -> None:
-    lines = []
+def cases() -> Iterator[dict[str, object]]:
     for pp in range(2, 9):
         for name, chunks in (("gpipe", 1), ("1f1b", 1), *(("interleaved_1f1b", chunks) for chunks in (1, 2, 3))):
             for micro_batches in sorted({1, 2, pp - 1, pp, pp + 1, 2 * pp, 2 * pp + 1, 2 * pp + 2, 3 * pp}):
                 ranks = orders(name, pp, chunks, micro_batches)
                 case = {"schedule": name, "pp": pp, "interleave": chunks, "micro_batches": micro_batches}
-                case |= compact(ranks) if ranks else {"refused": True}
-                lines.append(json.dumps(case, separators=(",", ":")))
-    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"wrote {len(lines)} cases to {target.name}")
+                yield case | (compact(ranks) if ranks else {"refused": True})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET)
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "torch.jsonl", cases())

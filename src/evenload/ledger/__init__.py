@@ -1,0 +1,1 @@
+"""What really happened: every allocation of a training step, in one value and one file format."""
