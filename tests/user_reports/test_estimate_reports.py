@@ -45,7 +45,7 @@ def values(profile, kind):
 
 
 def test_stages_of_a_mixed_model_follow_its_own_layers_not_their_average():
-    # Megatron-Bridge 5077: averaging dense and MoE layers said 4744 where the heaviest stage has 5856
+    """NVIDIA-NeMo/Megatron-Bridge#5077: averaging dense and MoE layers said 4744 where the heaviest stage has 5856."""
     layer = {"time": 1, "mem_act": 1e-9}
     table = {
         "body": [
@@ -61,7 +61,7 @@ def test_stages_of_a_mixed_model_follow_its_own_layers_not_their_average():
 
 
 def test_selective_recompute_leaves_stages_uneven_because_of_what_is_in_flight():
-    # Megatron-LM 307: 13B, tp 2, pp 2, micro-batches of 4: 50 % and 70 % of a device; even under full recompute
+    """NVIDIA/Megatron-LM#307: 13B, tp 2, pp 2: 50 % and 70 % full; with full recompute both stages are alike."""
     setup = Setup(tp=2, pp=2, micro_batch=4, micro_batches=7, seq=2048, backend="megatron")
     profile = formula_profile(preset("llama-2-13b"), setup)
     select, full = (
@@ -73,7 +73,7 @@ def test_selective_recompute_leaves_stages_uneven_because_of_what_is_in_flight()
 
 
 def test_two_stages_need_not_sum_to_one_device():
-    # DeepSpeed 3676: a small network on two stages: the first one, with the early feature maps, holds two micro-batches
+    """deepspeedai/DeepSpeed#3676: the first stage has the large early feature maps, and two micro-batches of them."""
     table = {
         "body": [
             {"name": "early", "count": 2, "time": 1, "mem_par": 100, "mem_act": 400},
@@ -90,7 +90,7 @@ def test_two_stages_need_not_sum_to_one_device():
 
 
 def test_seven_billion_parameters_in_fp32_take_112_gb(capsys):
-    # stanford_alpaca 322: why 7 * 4 * 4 GB?
+    """tatsu-lab/stanford_alpaca#322: why 7 * 4 * 4 GB?"""
     assert main(["estimate", "llama-2-7b", "--dtype", "fp32", "--json"]) == 0
     stage = json.loads(capsys.readouterr().out)["stages"][0]
     count = preset("llama-2-7b").parameters
@@ -104,7 +104,7 @@ def test_seven_billion_parameters_in_fp32_take_112_gb(capsys):
 
 
 def test_logits_in_bf16_are_half_of_those_in_fp32():
-    # trl 3678: [2, 256, 151665] was reported as 310 MB in bf16; that is its fp32 size
+    """huggingface/trl#3678: [2, 256, 151665] was reported as 310 MB in bf16; that is its fp32 size."""
     model = llama(vocab_size=151665, num_hidden_layers=1)
     sizes = values(formula_profile(model, Setup(micro_batch=2, seq=256)), "head").values()
     assert 2 * 256 * 151665 * 2 in sizes  # 155.3 MB
@@ -113,7 +113,7 @@ def test_logits_in_bf16_are_half_of_those_in_fp32():
 
 
 def test_hidden_states_of_36_layers_are_36_gib_not_gb():
-    # transformers 48444: 131072 tokens, 36 layers, width 4096, bf16
+    """huggingface/transformers#48444: 131072 tokens, 36 layers, width 4096, bf16."""
     model = preset("qwen3-8b")
     profile = formula_profile(model, Setup(seq=131072))
     kept = sum(profile.kind(kind).cost(LayerPolicy(full=True)).kept for kind in profile.blocks)
@@ -125,7 +125,7 @@ def test_hidden_states_of_36_layers_are_36_gib_not_gb():
 
 
 def test_what_full_recompute_keeps_is_what_offloading_would_move():
-    # axolotl 3776: Qwen3-8B, 8192 tokens: host memory grew by 2.42 GB = layers * tokens * width * 2
+    """axolotl-ai-cloud/axolotl#3776: Qwen3-8B, 8192 tokens: the host grew by 2.42 GB = layers * tokens * width * 2."""
     profile = formula_profile(preset("qwen3-8b"), Setup(seq=8192))
     kept = sum(profile.kind(kind).cost(LayerPolicy(full=True)).kept for kind in profile.blocks)
     assert kept == 36 * 8192 * 4096 * 2
@@ -133,10 +133,38 @@ def test_what_full_recompute_keeps_is_what_offloading_would_move():
 
 
 def test_both_kinds_of_units_are_read_and_one_is_written(capsys):
-    # torchtune 1346: bytes / 2**30 labelled GB
+    """meta-pytorch/torchtune#1346: bytes / 2**30 labelled GB."""
     assert parse_bytes("80GB") == 80 * 10**9
     assert parse_bytes("80GiB") == 80 * GIB
     assert main(["estimate", "llama-3-8b", "--memory", "120GB"]) == 0
     out = capsys.readouterr().out
     assert "111.76 GiB" in out
     assert "GB" not in out.replace("GiB", "")
+
+
+def test_logits_are_divided_by_tensor_and_context_ranks():
+    """verl-project/verl#7686: 16384 tokens, 152064 entries, tp 4, cp 2: 622.9 MB for each dense tensor in bf16."""
+    model = llama(vocab_size=152064, num_hidden_layers=1)
+    sizes = values(formula_profile(model, Setup(seq=16384, tp=4, cp=2, dp=1)), "head").values()
+    assert 622_854_144 in sizes
+    assert 2 * 622_854_144 in sizes  # converted to fp32 by the loss
+
+
+def test_an_estimate_says_which_measure_it_is_to_be_compared_with(capsys, tmp_path):
+    """aliyun/aicb#36: a tool said 24.4 GB where nvidia-smi, which shows context and communicators too, said 21 GB."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 10880,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 50257,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--backend", "megatron", "--tp", "8", "--dp", "4", "--micro-batches", "8", "--sequence-parallel"]
+    assert main(["estimate", str(tmp_path), *words, "--json"]) == 0
+    stage = json.loads(capsys.readouterr().out)["stages"][0]
+    assert abs(stage["needed"] - 21e9) < 0.15 * 21e9
+    assert stage["outside"] > 10**9  # the part of it that torch.cuda.max_memory_allocated() never sees
+    assert main(["estimate", str(tmp_path), *words]) == 0
+    assert "needed = peak inside the allocator + outside it" in capsys.readouterr().out
