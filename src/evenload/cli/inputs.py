@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from evenload.cli.flags import Flags
 from evenload.dialects.detect import read_settings
@@ -20,8 +19,6 @@ from evenload.plan.policy import Policy, Recompute
 from evenload.profile.hardware import find_hardware
 from evenload.setup import Setup, check_setup
 from evenload.units import parse_bytes
-
-_FIELD: Final = re.compile(r"\$\.(\w+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +41,6 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     Raises:
         EvenloadError: a file that cannot be read, a flag that cannot be meant, or degrees that do not divide.
     """
-    try:
-        return _read(name, flags)
-    except EvenloadError as error:
-        found = _FIELD.match(error.where or "")
-        if found and found[1] in flags.said():  # the user typed a flag, not a path inside a value
-            raise error.at(f"--{found[1].replace('_', '-')}") from None
-        raise
-
-
-def _read(name: str, flags: Flags) -> Inputs:
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
     model = open_model(name) if own is None else _model_of(own, name)
