@@ -11,7 +11,7 @@ from evenload.cli import main as door
 from evenload.cli.main import main
 from evenload.errors import ANSWER_NO, EvenloadError
 
-from .clock import processor_seconds
+from .process import environment, processor_seconds
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_control_c_exits_130_without_a_traceback(capsys, verb):
 
 def test_a_reader_that_goes_away_leaves_no_traceback():
     program = [sys.executable, "-m", "evenload", "--help"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == door.BROKEN_PIPE
@@ -80,8 +80,11 @@ def test_no_verb_needs_torch():
         "import sys; from evenload.cli.main import main; main(['--help']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'plotly')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env=environment()).returncode
+        == 0
+    )
 
 
 def test_starting_is_quick():
-    assert processor_seconds([sys.executable, "-m", "evenload", "--version"]) < 0.5
+    assert processor_seconds(["-m", "evenload", "--version"]) < 0.5
