@@ -127,3 +127,32 @@ def test_mistakes_in_the_setup_are_errors():
 )
 def test_the_profile_says_what_it_assumes(setup, said):
     assert said in " ".join(formula_profile(LLAMA, setup).notes)
+
+
+SETUPS = (
+    Setup(seq=256),
+    Setup(seq=256, attention="eager", micro_batch=2),
+    Setup(seq=256, cp=2),
+    Setup(seq=256, tp=2, sequence_parallel=True, dp=2, micro_batches=2),
+    Setup(seq=256, dtype="fp32", pp=2, micro_batches=4),
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.2-1b", "phi-4", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-2-2b", "gemma-3-1b"]
+)
+def test_costs_of_any_layer_add_up(name):
+    model = preset(name)
+    for setup in SETUPS:
+        if any(layer.attention and layer.attention.heads % setup.tp for layer in model.kinds()):
+            continue
+        profile = formula_profile(model, setup)
+        for layer in profile.layers.values():
+            for choice in layer.choices:
+                cost = layer.cost(LayerPolicy.of(choice))
+                assert cost.forward.net >= 0
+                assert cost.forward.net + cost.backward.net == pytest.approx(0, abs=1)
+                assert cost.forward.peak >= cost.kept
+                assert cost.kept <= layer.cost(LayerPolicy()).kept
+                assert cost.backward_time >= cost.recompute_time >= 0
+                assert cost.forward_time > 0

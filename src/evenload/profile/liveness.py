@@ -218,7 +218,9 @@ class _Backward:
             self._release(self.gradients.pop(name), name)
         for name, gradient in made:
             if operator.reads(self.graph.by_name[name]) < self.graph.nbytes(name):
-                self.parts.setdefault(name, []).append(gradient)
+                parts = self.parts.setdefault(name, [])
+                if gradient not in parts:  # nested concatenations hand on views of one storage
+                    parts.append(gradient)
             else:
                 self._accumulate(name, gradient)
         self.memory.change(-weights)

@@ -83,14 +83,6 @@ class _Book:
         self.values[ref.name] = Value(name=ref.name, nbytes=ref.nbytes, held=held, differentiable=differentiable)
         return ref
 
-    def parts(self, refs: tuple[Ref, ...]) -> tuple[tuple[str, int], ...]:
-        """Values that views read in part only, with the bytes that are read."""
-        read: Counter[str] = Counter()
-        for ref in refs:
-            read[ref.name] += ref.nbytes
-        own = ((self.values[name], nbytes) for name, nbytes in read.items())
-        return tuple((value.name, nbytes) for value, nbytes in own if nbytes < value.nbytes and not value.held)
-
     def make(self, name: str, out: Out) -> Ref:
         self.uses[name] += 1
         unique = name if self.uses[name] == 1 else f"{name}#{self.uses[name]}"
