@@ -202,6 +202,14 @@ def test_names_lists_operators_with_both_patterns(capsys):
     assert sum(one["bytes"] for one in dense["operators"]) <= dense["kept"]
 
 
+def test_names_calls_a_collective_by_what_it_sends(capsys):
+    assert main(["names", "llama-3-8b", "--tp", "2", "--sequence-parallel", "--json"]) == 0
+    dense = json.loads(capsys.readouterr().out)["dense"]
+    gather = next(one for one in dense["operators"] if one["operator"] == "mlp.all_gather_into_tensor")
+    assert gather["mindformers"]["pattern"] == r"ffn_norm\.norm"
+    assert gather["mindformers"]["freed"] == gather["bytes"] == 4096 * 4096 * 2
+
+
 def test_names_as_a_table(capsys):
     assert main(["names", "llama-3-8b"]) == 0
     out = capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from evenload.plan.aliases import Name, Names, names
 from evenload.plan.mincut import decide
@@ -38,6 +38,8 @@ class Kept:
     """As it stands in PyTorch code, below the layer."""
     nbytes: int
     """Bytes of its results that the layer keeps."""
+    setting: Literal["select", "comm"]
+    """Where its pattern belongs: `comm` for collectives (`select_comm_recompute`), else `select`."""
     huggingface: Saving
     """The pattern in Hugging Face names."""
     mindformers: Saving | None
@@ -59,14 +61,17 @@ def operators(graph: Graph) -> Iterator[Kept]:
             note=decision.declined[0].reason if decision.declined else None,
         )
 
-    for operator, known in zip(graph.operators, names(graph), strict=True):
+    known = names(graph)
+    for index, operator in enumerate(graph.operators):
         mine = kept.intersection(operator.outputs)
         if mine:
             comm = operator.comm is not None
-            other = _mindformers(known, operator.name)
+            sender = _sender(graph, index) if comm else index
+            other = _mindformers(known[sender], graph.operators[sender].name)
             yield Kept(
                 operator=operator.label,
                 nbytes=graph.total(mine),
+                setting="comm" if comm else "select",
                 huggingface=saving(as_pattern((*_split(operator.path), operator.name)), comm),
                 mindformers=saving(other, comm) if other else None,
             )
@@ -89,6 +94,12 @@ def _mindformers(known: Names, name: str) -> str | None:
     return as_pattern(min(mine, key=rank)) if mine else None
 
 
+def _sender(graph: Graph, index: int) -> int:
+    """The operator whose result a collective sends: MindFormers names a communication by it."""
+    makers = [graph.producers[name] for name in graph.operators[index].inputs if name in graph.producers]
+    return max(makers, default=index)
+
+
 def _split(path: str) -> Name:
     return tuple(path.split(".")) if path else ()
 
@@ -106,6 +117,7 @@ def _json(kept: Kept) -> dict[str, Any]:
     return {
         "operator": kept.operator,
         "bytes": kept.nbytes,
+        "setting": kept.setting,
         "huggingface": kept.huggingface,
         "mindformers": kept.mindformers,
     }
