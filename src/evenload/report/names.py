@@ -135,9 +135,12 @@ def _table(kind: str, graph: Graph) -> str:
     title = f"{kind}: keeps {human_bytes(graph.kept_bytes)} per micro-batch"
     if graph.input in graph.kept():
         title += f", {human_bytes(graph.nbytes(graph.input))} of it the layer's input"
-    rows = [(one.operator, human_bytes(one.nbytes), *_cells(one.huggingface), *_cells(one.mindformers)) for one in kept]
-    head = ("operator", "keeps", "pattern", "frees", "MindFormers' pattern", "frees")
-    return "\n".join((title, columns(head, rows, left={0, 2, 4})))
+    rows = [
+        (one.operator, human_bytes(one.nbytes), one.setting, *_cells(one.huggingface), *_cells(one.mindformers))
+        for one in kept
+    ]
+    head = ("operator", "keeps", "setting", "pattern", "frees", "MindFormers' pattern", "frees")
+    return "\n".join((title, columns(head, rows, left={0, 2, 3, 5})))
 
 
 def _cells(saving: Saving | None) -> tuple[str, str]:
