@@ -74,10 +74,15 @@ class Row:
 def rows(point: dict[str, Any]) -> Iterator[Row]:
     """What is predicted for a point, stage by stage."""
     try:
-        measured = measured_stages(point)
         predicted = predicted_stages(point)
     except (SkipError, EvenloadError) as reason:
         yield Row(point["id"], None, None, None, None, str(reason).replace("\n", ";"))
+        return
+    try:
+        measured = measured_stages(point)
+    except SkipError as reason:
+        fullest = max(range(len(predicted)), key=predicted.__getitem__)
+        yield Row(point["id"], None, round(predicted[fullest], 3), None, fullest, str(reason))
         return
     for stage, size in measured.items():
         mine = predicted[stage]
@@ -87,6 +92,8 @@ def rows(point: dict[str, Any]) -> Iterator[Row]:
 def measured_stages(point: dict[str, Any]) -> dict[int, float]:
     """Stage -> peak allocated memory; -1 for the last stage."""
     measured = point["measured"]
+    if point["kind"] == "oom":
+        raise SkipError(f"ran out of memory on a device of {measured['lower_bound_gib']} GiB")
     if point["kind"] != "measured":
         raise SkipError(f"a point of the kind {point['kind']!r} has no measured peak")
     if "per_stage" in measured:
@@ -95,7 +102,7 @@ def measured_stages(point: dict[str, Any]) -> dict[int, float]:
         if key in measured:
             last = "last" in point["config"].get("where", "")
             return {-1 if last else 0: measured[key] * unit / GIB}
-    raise SkipError("reserved memory was measured, which holds fragmentation; evenload estimates what is allocated")
+    raise SkipError(f"reserved memory was measured, {measured.get('max_reserved_gib')} GiB; this is what is allocated")
 
 
 def predicted_stages(point: dict[str, Any]) -> list[float]:
@@ -218,7 +225,8 @@ def main() -> None:
         return
     for row in table:
         if row.error_percent is None:
-            print(f"{row.id:76} skipped: {row.reason_if_skipped}")
+            mine = "" if row.predicted is None else f"{row.stage:>3} {'':9} {row.predicted:9.2f} "
+            print(f"{row.id:76} {mine}skipped: {row.reason_if_skipped}")
         else:
             print(f"{row.id:76} {row.stage:>3} {row.measured:9.2f} {row.predicted:9.2f} {row.error_percent:+8.2f} %")
     errors = [row.error_percent for row in table if row.error_percent is not None]
