@@ -10,7 +10,7 @@ from tests.plan.random_layers import layers
 
 from evenload import EvenloadError
 from evenload.plan.mincut import Decision, collectives, cut, decide
-from evenload.plan.operators import Graph
+from evenload.plan.operators import Graph, Operator, Value
 from evenload.plan.patterns import match
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, LayerPolicy, Recompute
 from evenload.units import MIB
@@ -243,6 +243,89 @@ def test_full_recompute_without_its_communication_keeps_what_was_received():
     assert again.kept == ("x",)
     assert kept.kept == ("x", "whole")
     assert kept.rerun == ()  # all that backward needs is kept: the norm saves its input
+
+
+def scaled(*, flags=None, operator_flags=None) -> Graph:
+    """x -> exp -> mul -> add; backward needs exp's result, mul's operands and a mask."""
+    flags, operator_flags = flags or {}, operator_flags or {}
+    values = [("x", 10), ("mask", 2), ("a", 10), ("b", 10), ("y", 10)]
+    rows = [("exp", ("x",), "a", ("a",)), ("mul", ("a", "mask"), "b", ("a", "mask")), ("add", ("b",), "y", ("b",))]
+    return Graph(
+        values=tuple(
+            Value(name=name, nbytes=size, given=name == "mask", **flags.get(name, {})) for name, size in values
+        ),
+        operators=tuple(
+            Operator(path="", name=name, inputs=reads, outputs=(made,), saves=saves, **operator_flags.get(name, {}))
+            for name, reads, made, saves in rows
+        ),
+        input="x",
+        output="y",
+    )
+
+
+def test_a_mask_that_comes_in_costs_its_bytes_only_where_nothing_saves_it():
+    assert decide(scaled(), LayerPolicy(select=("mul",))).freed == 10
+    unsaved = Graph(
+        values=(Value(name="x", nbytes=3), Value(name="mask", nbytes=4, given=True), Value(name="y", nbytes=9)),
+        operators=(Operator(path="", name="add", inputs=("x", "mask"), outputs=("y",), saves=("y",)),),
+        input="x",
+        output="x",
+    )
+    decision = select(unsaved, "add")
+    assert decision.extra == ("x", "mask")
+    assert decision.freed == 9 - 3 - 4
+
+
+def test_what_is_written_over_is_never_kept():
+    freely = select(scaled(), "mul", "exp")
+    assert freely.kept == ("mask", "a")
+    assert freely.dropped == ("b",)
+    # exp's own result can be kept in any case, because backward needs it; x could only be kept for nothing else
+    forced = select(scaled(flags={"x": {"keepable": False}}), "mul", "exp")
+    assert forced.kept == ("mask", "a")
+    hidden = Graph(
+        values=(Value(name="x", nbytes=1, keepable=False), Value(name="a", nbytes=9), Value(name="y", nbytes=1)),
+        operators=(
+            Operator(path="", name="neg", inputs=("x",), outputs=("a",), saves=("a",)),
+            Operator(path="", name="sum", inputs=("a",), outputs=("y",)),
+        ),
+        input="x",
+        output="y",
+    )
+    assert select(hidden, "neg").freed == 0
+
+
+def test_what_leaves_the_layer_is_no_saving():
+    decision = select(scaled(flags={"b": {"escapes": True}}), "mul")
+    assert decision.freed == 0
+    assert decision.declined[0].reason == "what it makes leaves the layer and is held there"
+    assert decide(scaled(flags={"b": {"escapes": True}}), LayerPolicy(full=True)).kept == ("x", "mask", "b")
+
+
+def test_what_must_run_once_is_never_re_run():
+    decision = select(scaled(operator_flags={"mul": {"once": True}}), "mul")
+    assert (decision.freed, decision.rerun) == (0, ())
+    full = decide(scaled(operator_flags={"mul": {"once": True}}), LayerPolicy(full=True))
+    assert full.kept == ("x", "mask", "b")
+
+
+def test_an_excluded_operator_stays_kept_under_a_wider_pattern_and_under_full_recompute():
+    graph = scaled()
+    assert select(graph, ".*").dropped == ("b",)
+    decision = decide(graph, LayerPolicy(select=(".*",), select_exclude=("mul",)))
+    assert (decision.dropped, decision.rerun) == ((), ())
+    assert decide(graph, LayerPolicy(full=True)).kept == ("x", "mask")
+    full = decide(graph, LayerPolicy(full=True, select_exclude=("mul",)))
+    assert full.kept == ("x", "mask", "b")
+    assert full.dropped == ("a",)
+    covered = decide(graph, LayerPolicy(select=("mul",), select_exclude=("m.*",)))
+    assert covered.declined[0].reason == "an exclude pattern names all that it hits"
+
+
+def test_an_excluded_collective_keeps_what_it_received():
+    graph = gathered()
+    assert decide(graph, LayerPolicy(comm=(r".*\.norm",), comm_exclude=(r".*\.norm",))).dropped == ()
+    assert decide(graph, LayerPolicy(full=True, comm_exclude=(r".*\.norm",))).kept == ("x", "whole")
 
 
 # ---- against every possible choice, on small random layers ----

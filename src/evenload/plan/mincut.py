@@ -8,7 +8,9 @@ all matched operators of a layer together, as a minimum cut over its values:
 - any other value costs its bytes, whether it is a matched result that stays, or something that would not be kept
   without recomputation (the layer's input is such a value unless something saves it);
 - a value can be computed again if its operator may be re-run: matrix products, attention and collectives only where
-  they are matched by name, everything else always.
+  they are matched by name, those that must run once never, everything else always;
+- an operator that a pattern of the exclude list names is not matched, does not run again, and what backward needs of
+  its results stays kept, also under full recompute.
 
 Every matched result must be kept or follow from what is kept. Keeping all of them is one of the cuts, so recomputation
 never costs memory; among the cuts of fewest bytes the one nearest to the results is taken, which re-runs the fewest
@@ -83,16 +85,20 @@ def decide(graph: Graph, policy: LayerPolicy, *, mp_comm: bool = True) -> Decisi
     Raises:
         EvenloadError: a pattern cannot be read.
     """
+    excluded = _hits(graph, policy.select_exclude) | collectives(graph, _hits(graph, policy.comm_exclude))
     if policy.full:
-        return _full(graph, mp_comm=mp_comm)
-    found = match_all((*policy.select, *policy.comm), graph)
-    select, comm = found[: len(policy.select)], found[len(policy.select) :]
+        return _full(graph, mp_comm=mp_comm, excluded=excluded)
+    select, comm = match_all(policy.select, graph), match_all(policy.comm, graph)
     behind = [collectives(graph, hit.indices) for hit in comm]
     matched = frozenset(i for hit in select for i in hit.indices) | frozenset(i for some in behind for i in some)
-    decision = cut(graph, matched)
-    declined = [_declined(graph, hit, hit.indices, decision) for hit in select]
-    declined += [_declined(graph, hit, some, decision) for hit, some in zip(comm, behind, strict=True)]
+    decision = cut(graph, matched - excluded, excluded=excluded)
+    declined = [_declined(graph, hit, frozenset(hit.indices), excluded, decision) for hit in select]
+    declined += [_declined(graph, hit, some, excluded, decision) for hit, some in zip(comm, behind, strict=True)]
     return replace(decision, declined=tuple(one for one in declined if one is not None))
+
+
+def _hits(graph: Graph, patterns: Collection[str]) -> frozenset[int]:
+    return frozenset(i for hit in match_all(patterns, graph) for i in hit.indices)
 
 
 def collectives(graph: Graph, matched: Iterable[int]) -> frozenset[int]:
@@ -123,30 +129,44 @@ def collectives(graph: Graph, matched: Iterable[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def cut(graph: Graph, matched: Collection[int]) -> Decision:
+def cut(graph: Graph, matched: Collection[int], *, excluded: Collection[int] = ()) -> Decision:
     """What to keep when the results of matched operators are to be computed again.
 
     Args:
         graph: the layer.
-        matched: positions of the operators; they may be re-run whatever they are.
+        matched: positions of the operators; they may be re-run whatever they are, unless they must run once.
+        excluded: positions of operators that may not be re-run.
     """
     saved = _saved(graph)
     made = {name for i in matched for name in graph.operators[i].outputs}
     targets = (saved & made) - {graph.output}  # the next layer holds the output: dropping it frees nothing
-    allowed = frozenset(i for i, op in enumerate(graph.operators) if i in matched or not (op.heavy or op.comm))
+    targets -= _escaping(graph)
+    allowed = frozenset(
+        i
+        for i, op in enumerate(graph.operators)
+        if (i in matched or not (op.heavy or op.comm)) and not op.once and i not in excluded
+    )
     chosen, again = _minimum_cut(graph, targets, free=saved - targets, allowed=allowed)
     return _decision(graph, (set(graph.kept()) - targets) | chosen, again)
 
 
-def _full(graph: Graph, *, mp_comm: bool) -> Decision:
-    targets = _saved(graph) - {graph.input}
-    allowed = frozenset(i for i, op in enumerate(graph.operators) if mp_comm or not op.comm)
-    chosen, again = _minimum_cut(graph, targets, free={graph.input}, allowed=allowed)
+def _full(graph: Graph, *, mp_comm: bool, excluded: Collection[int] = ()) -> Decision:
+    stay = _escaping(graph) | {name for i in excluded for name in graph.operators[i].outputs}
+    targets = _saved(graph) - {graph.input} - stay
+    allowed = frozenset(
+        i for i, op in enumerate(graph.operators) if (mp_comm or not op.comm) and not op.once and i not in excluded
+    )
+    still = _saved(graph) & stay
+    chosen, again = _minimum_cut(graph, targets, free={graph.input} | still, allowed=allowed)
     first: set[str] = set() if graph.by_name[graph.input].held else {graph.input}
-    decision = _decision(graph, chosen | first, again)
-    if not mp_comm or not decision.rerun:
+    decision = _decision(graph, chosen | first | still, again)
+    if not mp_comm or excluded or not decision.rerun:
         return decision
     return replace(decision, rerun=tuple(range(decision.rerun[-1] + 1)))
+
+
+def _escaping(graph: Graph) -> set[str]:
+    return {value.name for value in graph.values if value.escapes}
 
 
 def _saved(graph: Graph) -> set[str]:
@@ -174,7 +194,8 @@ def _minimum_cut(
     """(Values to keep, values to compute again) so that every target is there in backward.
 
     A value is two nodes with its bytes between them; an operator that may be re-run joins its inputs to its outputs
-    without limit; all else comes from the source, so that it must be kept. Free values are left out.
+    without limit; all else comes from the source, so that it must be kept. Free values are left out; no bytes pay for
+    what cannot be kept.
     """
     if not targets:
         return set(), set()
@@ -184,7 +205,7 @@ def _minimum_cut(
         if value.name in free:
             continue
         before, after = (value.name, "before"), (value.name, "after")
-        edges.append((before, after, value.nbytes))
+        edges.append((before, after, value.nbytes if value.keepable or value.name in targets else inf))
         producer = graph.producers.get(value.name)
         if producer is None or producer not in allowed:
             edges.append((_SOURCE, before, inf))
@@ -217,22 +238,28 @@ def _lays_out(operator: Operator) -> bool:
     return not operator.heavy and not operator.comm and bool(_LAYOUT & {operator.name, operator.aten})
 
 
-def _declined(graph: Graph, hit: Match, indices: Collection[int], decision: Decision) -> Declined | None:
+def _declined(
+    graph: Graph, hit: Match, found: frozenset[int], excluded: frozenset[int], decision: Decision
+) -> Declined | None:
     """Why a pattern that hits something frees nothing; None if it frees something or hits nothing."""
     if not hit:
         return None
+    indices = found - excluded
     results = {name for i in indices for name in graph.operators[i].outputs}
     if results & set(decision.dropped):
         return None
     saved = _saved(graph) & results
+    leaving = {graph.output} | _escaping(graph)
     if not indices:
-        reason = "no collective sends what it makes"
+        reason = "no collective sends what it makes" if not found else "an exclude pattern names all that it hits"
     elif not saved:
         reason = "backward needs nothing of what it makes"
     elif saved == {graph.output}:
         reason = "it makes the layer's output, which the next layer holds"
+    elif saved <= leaving:
+        reason = "what it makes leaves the layer and is held there"
     else:
-        reason = _no_gain(graph, saved - {graph.output})
+        reason = _no_gain(graph, saved - leaving)
     return Declined(pattern=hit.pattern, reason=reason)
 
 

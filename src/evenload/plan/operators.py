@@ -26,6 +26,12 @@ class Value:
     """Alive through backward whatever the layer keeps: parameters, buffers, position tables."""
     differentiable: bool = True
     """Backward makes a gradient of the same size: not so for integers, masks and statistics. Ignored if `held`."""
+    given: bool = False
+    """Comes into the layer beside its input, such as an attention mask: costs its bytes where it is kept."""
+    keepable: bool = True
+    """Can be kept where nothing saves it: not so if it is written over later, or out of the reach of whoever keeps."""
+    escapes: bool = False
+    """Leaves the layer beside its output, such as router logits: dropping it frees nothing while others hold it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +64,8 @@ class Operator:
     """Ranks that take part in the collective."""
     heavy: bool = False
     """Matrix product or attention: never re-run unless a pattern names it."""
+    once: bool = False
+    """Never runs again, even where a pattern names it: it has effects of its own, such as running statistics."""
     scratch: int = 0
     """Bytes alive only while the forward call runs (transient)."""
     backward_scratch: int = 0
@@ -80,8 +88,8 @@ class Operator:
 class Graph:
     """The operators of one layer's forward, in the order in which they run.
 
-    Every value is held, the layer's input, or the output of exactly one operator; an operator reads and saves only what
-    exists by then.
+    Every value is held, given, the layer's input, or the output of exactly one operator; an operator reads and saves
+    only what exists by then.
     """
 
     values: tuple[Value, ...]
@@ -100,7 +108,7 @@ class Graph:
         for end in (self.input, self.output):
             if end not in self.by_name:
                 raise EvenloadError(f"the graph's input or output names the unknown value {end!r}")
-        alive = {value.name for value in self.values if value.held} | {self.input}
+        alive = {value.name for value in self.values if value.held or value.given} | {self.input}
         for operator in self.operators:
             self._require(operator, operator.inputs, alive)
             for name, nbytes in operator.parts:
