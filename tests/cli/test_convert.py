@@ -1,5 +1,6 @@
 """`evenload convert`: one plan in the words of several programs."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -80,3 +81,21 @@ def test_wrong_usage_exits_2(capsys):
     code, _, err = convert(capsys, DATA / "seed.yaml", "--to", "megatron", "--into", "x.yaml")
     assert code == 2
     assert "--into says nothing with --to megatron" in err
+
+
+def test_json_holds_the_text_and_what_is_lost(capsys):
+    code, out, err = convert(capsys, DATA / "glm4_9b.yaml", "--to", "megatron", "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert "--recompute-num-layers 6" in answer["text"]
+    assert answer["out"] is None
+    assert [loss["where"] for loss in answer["losses"]] == ["$.policy.full"]
+    assert all(set(said) == {"fact", "where", "fix"} for said in (*answer["losses"], *answer["warnings"]))
+
+
+def test_mtp_layers_of_the_model_are_placed(capsys, tmp_path):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("parallel_config: {pipeline_stage: 4}\nmodel_config: {num_layers: 61, offset: [1, 0, 0, 0]}\n")
+    code, out, _ = convert(capsys, settings, "--to", "megatron", "--model", "deepseek-v3")
+    assert code == 0
+    assert "--pipeline-model-parallel-layout 'Et*16|t*15|t*15|t*15mL'" in out

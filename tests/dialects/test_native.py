@@ -1,6 +1,7 @@
 """evenload's own plan file holds a plan whole."""
 
 import json
+import re
 from dataclasses import fields
 
 import pytest
@@ -22,7 +23,7 @@ def read(text):
     return read_native(parse_yaml(text, name="p.yaml")).plan
 
 
-@given(plans(names=st.text(max_size=40)))
+@given(plans(names=st.text(max_size=40).map(re.escape)))
 def test_a_plan_comes_back_as_it_was(plan):
     again = read(write_native(plan).text)
     assert again == plan
@@ -89,6 +90,7 @@ GOOD = "evenload: 1\nsetup:\n  pp: 2\nlayout:\n  - [3, 1]\npolicy:\n  full: 0-1\
         ("0-1", "true", "True names no layers", "7:9", None),
         ("0-1", "1.5", "1.5 names no layers", "7:9", None),
         ("full: 0-1", "select:\n    a: 9", "there is no layer 9", "8:8", None),
+        ("full: 0-1", "select:\n    'a(': 1", "is no regular expression", "8:5", None),
         ("full: 0-1", "select: [a]", "['a'] is no mapping", "7:11", None),
         ("full: 0-1", "mp_comm: 1", "1 is no switch", "7:12", "true or false"),
         ("evenload: 1", "evenload: 2", "this is version 2", "1:11", None),
@@ -109,3 +111,10 @@ def test_a_policy_beyond_the_layout_is_not_written():
     plan = Plan(setup=Setup(), layout=Layout(((2,),)), policy=Policy(full=frozenset({5})))
     with pytest.raises(EvenloadError, match="names layer 5"):
         write_native(plan)
+
+
+def test_a_pattern_that_names_nothing_is_said_at_its_place():
+    reading = read_native(parse_yaml(GOOD.replace("full: 0-1", "select:\n    mlp.act_fn: 0-2"), name="p.yaml"))
+    (said,) = reading.notices
+    assert said.fact == "pattern 'mlp.act_fn' names no operator: matched 0 of 3 layers"
+    assert said.where == "p.yaml:8:5"

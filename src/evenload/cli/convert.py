@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evenload.cli._shared import ForceFlag, remark, say, warn
+from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.cli.check import layers_of
 from evenload.dialects.detect import DIALECTS, read_settings
 from evenload.dialects.files import write_text
@@ -42,29 +42,48 @@ def convert(
         ),
     ] = None,
     force: ForceFlag = False,
+    json: JsonFlag = False,
     dialect: Annotated[
         str | None, typer.Option(help=f"Read the file as one of {', '.join(DIALECTS)}; by default its content decides.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A preset or a config.json, for settings that do not name the layers.")
+        str | None,
+        typer.Option(
+            help="A preset or a config.json: its layers, where the file does not name them, and its MTP layers."
+        ),
     ] = None,
 ) -> None:
     """Write the plan of a settings file for another program, and name what that program cannot express."""
     if into is not None and to is not Target.MINDFORMERS:
         raise EvenloadError(f"--into says nothing with --to {to}", where="--into", fix="use --to mindformers")
     reading = read_settings(file, dialect=dialect, num_layers=layers_of(model))
-    writing = write(reading, to, into=into)
+    writing = write(reading, to, into=into, mtp=_mtp_layers(reading, model))
+    if out is not None:
+        write_text(out, writing.text, force=force)
+    if json:
+        said = {"text": writing.text, "out": str(out) if out else None}
+        say_json(said | {"losses": writing.losses, "warnings": reading.notices})
+        return
     warn(reading.notices)
     for loss in writing.losses:
         remark(f"lost: {loss}")
     if out is None:
         say(writing.text.rstrip("\n"))
-        return
-    write_text(out, writing.text, force=force)
-    remark(f"wrote {out}")
+    else:
+        remark(f"wrote {out}")
 
 
-def write(reading: Reading, to: Target, *, into: Path | None = None) -> Writing:
+def _mtp_layers(reading: Reading, model: str | None) -> int:
+    """MTP layers of the model, which Megatron-LM's layout has to place."""
+    if model is not None:
+        from evenload.model.presets import open_model  # noqa: PLC0415  # only with --model
+
+        return len(open_model(model).mtp)
+    stated = (reading.model_config or {}).get("num_nextn_predict_layers", 0)
+    return stated if isinstance(stated, int) and 0 <= stated <= 64 else 0
+
+
+def write(reading: Reading, to: Target, *, into: Path | None = None, mtp: int = 0) -> Writing:
     """The plan in the words of the target."""
     plan = reading.plan
     match to:
@@ -79,7 +98,7 @@ def write(reading: Reading, to: Target, *, into: Path | None = None) -> Writing:
         case Target.MEGATRON:
             from evenload.dialects.megatron_write import write_megatron  # noqa: PLC0415
 
-            return write_megatron(plan)
+            return write_megatron(plan, mtp=mtp)
         case Target.TORCHTITAN | Target.TORCHTITAN_PYTHON:
             from evenload.dialects.torchtitan import write_torchtitan  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from evenload.errors import Notice
+from evenload.errors import EvenloadError, Notice
 from evenload.plan.operators import Graph, Operator, Value
 from evenload.plan.patterns import coverage, match
 
@@ -117,15 +117,20 @@ def unmatched(
         places: pattern -> where it is written.
 
     Raises:
-        EvenloadError: a pattern cannot be read.
+        EvenloadError: a pattern cannot be read; with its place.
     """
     blocks = tuple(graphs)
-    return {
-        pattern: Notice(
+    notices: dict[str, Notice] = {}
+    for pattern, layers in patterns.items():
+        place = (places or {}).get(pattern)
+        try:
+            if not layers or any(match(pattern, block) for block in blocks):
+                continue
+        except EvenloadError as error:
+            raise EvenloadError(error.fact, where=place or error.where, fix=error.fix) from None
+        notices[pattern] = Notice(
             fact=f"pattern '{pattern}' names no operator: matched 0 of {layers} layers",
-            where=(places or {}).get(pattern),
+            where=place,
             fix=coverage(pattern, blocks).fix,
         )
-        for pattern, layers in patterns.items()
-        if layers and not any(match(pattern, block) for block in blocks)
-    }
+    return notices

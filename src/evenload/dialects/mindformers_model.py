@@ -34,7 +34,7 @@ def as_hugging_face(config: Mapping[str, Any], architecture: str | None = None) 
     if isinstance(config.get("model_type"), str):
         return dict(config)  # the newer settings use Hugging Face's keys as they are
     kind = config.get("type", architecture)
-    if kind not in _LLAMA and architecture not in _LLAMA:
+    if not {str(kind), str(architecture)} & _LLAMA:
         return None
     found = {name: config[key] for name, keys in _NAMES.items() if (key := _first(config, keys)) is not None}
     if any(name not in found for name in _NEEDED):

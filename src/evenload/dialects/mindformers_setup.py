@@ -119,7 +119,7 @@ def _type(settings: Settings, *names: str) -> DType | None:
     if path is None:
         return None
     value = at(settings.source, path)
-    if value not in TYPES:
+    if not isinstance(value, str) or value not in TYPES:
         raise settings.source.error(f"{path[-1]} is {shown(value)}", *path, fix=f"use one of {', '.join(TYPES)}")
     return TYPES[value]
 

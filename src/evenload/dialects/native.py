@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from evenload.dialects.known_blocks import hugging_face_blocks, mindformers_llama, unmatched
 from evenload.dialects.ranges import read_ranges, write_ranges
 from evenload.dialects.reading import Reading, Writing
 from evenload.dialects.typed import at, decode, listed, mapping, refuse_unknown, relocated, shown
@@ -76,7 +77,10 @@ def read_native(source: YamlSource) -> Reading:
         plan = Plan(setup=setup, layout=layout, policy=policy, model=model)
     except EvenloadError as error:
         raise relocated(source, error) from None
-    return Reading(dialect="evenload", plan=plan, places=_places(source))
+    places = _places(source)
+    patterns = {pattern: len(layers) for name in _PATTERNS for pattern, layers in getattr(policy, name).items()}
+    nowhere = unmatched(patterns, (*hugging_face_blocks(), mindformers_llama()), places=places)
+    return Reading(dialect="evenload", plan=plan, notices=tuple(nowhere.values()), places=places)
 
 
 def _layout(source: YamlSource) -> Layout:
