@@ -16,7 +16,7 @@ test: $(VENV)/.test  ## Run the test suite
 check: $(VENV)/.check  ## Lint, types, room contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
