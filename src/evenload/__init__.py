@@ -5,3 +5,12 @@ from evenload.errors import EvenloadError
 from evenload.plan.layer_setting import LayerSetting
 
 __all__ = ["EvenloadError", "LayerSetting", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """The rooms that import torch come in when they are asked for."""
+    if name == "record":
+        from importlib import import_module  # noqa: PLC0415  # `import evenload` stays free of torch
+
+        return import_module("evenload.record")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ def category(*, roles=Role.NONE, phase=Phase.FORWARD, allocated=5, freed=ALIVE, 
 
 def test_what_forward_makes_and_backward_finds_is_kept_for_it():
     assert category(freed=11) is Category.ACTIVATION
-    assert category(freed=10) is Category.TEMPORARY
+    assert category(freed=10) is Category.ACTIVATION
     assert category(freed=9) is Category.TEMPORARY
 
 
@@ -32,7 +32,7 @@ def test_only_the_backward_that_follows_counts():
 
 
 def test_recomputation_keeps_for_backward_too():
-    assert category(phase=Phase.RECOMPUTE, allocated=15, freed=21) is Category.ACTIVATION
+    assert category(phase=Phase.RECOMPUTE, allocated=15, freed=20) is Category.ACTIVATION
     assert category(phase=Phase.RECOMPUTE, allocated=15, freed=18) is Category.TEMPORARY
 
 

@@ -54,4 +54,4 @@ def _meets(allocated: NDArray[Any], freed: NDArray[Any], begins: NDArray[Any]) -
         return np.zeros(allocated.shape, dtype=np.bool_)
     following = np.searchsorted(begins, allocated, side="right")
     exists = following < len(begins)
-    return exists & (freed > begins[np.minimum(following, len(begins) - 1)])
+    return exists & (freed >= begins[np.minimum(following, len(begins) - 1)])

@@ -1,0 +1,237 @@
+"""Records a real run: every allocation of the code inside a `with` block, as a ledger."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import torch
+from torch import nn
+
+from evenload._version import __version__
+from evenload.errors import EvenloadError
+from evenload.ledger.ledger import Ledger, Mark, Metadata
+from evenload.ledger.log import Log
+from evenload.ledger.words import MarkKind, Phase
+from evenload.record.frames import Frames
+from evenload.record.holders import held_parts
+from evenload.record.hooks import Hooks
+from evenload.record.mode import LedgerMode
+from evenload.record.modules import ModulePaths
+from evenload.record.phases import Phases
+from evenload.record.roles import Roles
+from evenload.record.steps import Steps
+from evenload.record.storages import Storages
+from evenload.record.where import Where
+
+
+def record(
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    path: str | Path | None = None,
+    force: bool = False,
+    stacks: bool = False,
+    synchronize: bool = False,
+    command: tuple[str, ...] = (),
+) -> Recorder:
+    """Record what the code inside a `with` block allocates, on every device.
+
+    Args:
+        model: its parameters, buffers and gradients are counted from the start, and paths are those of its modules.
+            Without it, the first module that is called is the model.
+        optimizer: its states are counted from the start.
+        path: file to write the ledger to while it is recorded; it is readable even when the process is killed. None
+            keeps it in memory.
+        force: replace a file that exists.
+        stacks: note the Python line behind every allocation.
+        synchronize: wait for the device after every operator, so that lines and order are true where operators run
+            behind the program's back.
+        command: what is recorded, for the ledger's metadata.
+
+    Raises:
+        EvenloadError: an argument is of the wrong type, or the file exists or cannot be written.
+
+    Examples:
+        >>> import torch, evenload
+        >>> model = torch.nn.Linear(4, 4)
+        >>> with evenload.record(model=model) as recording:
+        ...     model(torch.ones(2, 4)).sum().backward()
+        >>> len(recording.ledger.allocations) > 0
+        True
+    """
+    for value, kind, name in (
+        (cast("object", model), nn.Module, "model"),
+        (cast("object", optimizer), torch.optim.Optimizer, "optimizer"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise EvenloadError(
+                f"{name} is a {type(value).__name__}, not a {kind.__module__}.{kind.__name__}",
+                fix=f"pass the {name} itself, or leave it out",
+            )
+    for flag, name in ((force, "force"), (stacks, "stacks"), (synchronize, "synchronize")):
+        if type(flag) is not bool:
+            raise EvenloadError(f"{name} is {flag!r}, not True or False")
+    return Recorder(
+        model=model,
+        optimizer=optimizer,
+        path=path,
+        force=force,
+        stacks=stacks,
+        synchronize=synchronize,
+        command=command,
+    )
+
+
+class Recorder:
+    """A recording. Made by `record`, used once, as a context manager.
+
+    Only the thread that enters it is recorded, with the threads that run its backward.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        path: str | Path | None,
+        force: bool,
+        stacks: bool,
+        synchronize: bool,
+        command: tuple[str, ...],
+    ) -> None:
+        rank, world = _rank()
+        self._metadata = Metadata(
+            evenload=__version__,
+            torch=str(torch.__version__),
+            rank=rank,
+            world=world,
+            started=time.time(),
+            command=command,
+            stacks=stacks,
+        )
+        self._model = model
+        self._optimizer = optimizer
+        self._path = path
+        self._force = force
+        self._stacks = stacks
+        self._synchronize = synchronize
+        self._log: Log | None = None
+        self._running = False
+
+    def __enter__(self) -> Self:
+        if self._log is not None:
+            raise EvenloadError("this recording has been used", fix="call evenload.record again for another one")
+        log = self._log = Log(self._metadata, self._path, force=self._force)
+        where = Where()
+        self._storages = Storages(log, where)
+        self._phases = Phases(log, self._storages, where)
+        paths = ModulePaths(log, self._model)
+        self._roles = Roles(self._storages, self._phases, paths)
+        self._steps = Steps(log, self._phases, self._storages)
+        frames = Frames(log)
+
+        def locate() -> None:
+            if where.phase != Phase.BACKWARD.code:
+                self._phases.line(frames.here())
+
+        self._mode = LedgerMode(
+            log,
+            self._phases,
+            self._storages,
+            locate=locate if self._stacks else None,
+            ended=torch.accelerator.synchronize if self._synchronize and torch.accelerator.is_available() else None,
+        )
+        self._hooks = Hooks(mode=self._mode, phases=self._phases, steps=self._steps, roles=self._roles, paths=paths)
+        self._mode.met = self._hooks.pause_propagation
+        if self._model is not None:
+            self._roles.model(self._model)
+        if self._optimizer is not None:
+            self._roles.optimizer(self._optimizer)
+        self._hooks.install()
+        _follow_forks(self)
+        self._running = True
+        self._mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._running:  # a forked child
+            return
+        self._running = False
+        self._mode.__exit__(kind, error, traceback)
+        self._hooks.remove()
+        log, storages = self._logged(), self._storages
+        if error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
+            text = f"ended by {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            log.mark(Mark(kind=MarkKind.NOTE, index=storages.settle(), time=log.now(), text=text))
+        self._steps.host()
+        storages.note_parts(held_parts())
+        log.close(storages.settle())
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been recorded so far."""
+        return self._logged().ledger(self._storages.settle())
+
+    def step(self) -> None:
+        """Say that a training step has ended; without, steps end where an optimizer's do."""
+        self._logged()
+        self._steps.told = True
+        self._steps.end()
+
+    @contextmanager
+    def micro_batch(self, number: int) -> Generator[None]:
+        """Say which micro-batch forward works on inside the block; without, they are counted by backward calls."""
+        if type(number) is not int or number < 0:
+            raise EvenloadError(f"{number!r} is not the number of a micro-batch", fix="give an integer from 0 on")
+        self._logged()
+        self._phases.fix_micro_batch(number)
+        try:
+            yield
+        finally:
+            self._phases.fix_micro_batch(None)
+
+    def _logged(self) -> Log:
+        if self._log is None:
+            raise EvenloadError("nothing has been recorded yet", fix="use the recording in a with statement")
+        return self._log
+
+    def abandon(self) -> None:
+        """Stop without a trace, in a child of the process: the file belongs to the parent."""
+        if self._running:
+            self._running = False
+            self._mode.paused += 1
+            self._hooks.remove()
+
+
+_RUNNING: weakref.WeakSet[Recorder] = weakref.WeakSet()
+"""Recordings that a fork has to stop in the child: workers of data loaders inherit everything."""
+
+
+def _follow_forks(recorder: Recorder) -> None:
+    _RUNNING.add(recorder)
+
+
+def _stop_all() -> None:
+    for recorder in list(_RUNNING):
+        recorder.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_all)
+
+
+def _rank() -> tuple[int, int]:
+    """Rank and world size of this process, from torch.distributed or from what torchrun sets."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)

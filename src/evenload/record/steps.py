@@ -1,0 +1,101 @@
+"""Where steps begin, and the host line at the end of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from evenload.ledger.ledger import HostLine, Mark
+from evenload.ledger.log import Log
+from evenload.ledger.words import MarkKind
+from evenload.record.phases import Phases
+from evenload.record.storages import Storages
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+class Steps:
+    """Counts training steps.
+
+    The first step begins with the first forward. Each ends where the optimizer's step does: the first optimizer that
+    steps is the clock when there are several. A script that says itself where its steps end is believed instead.
+    """
+
+    def __init__(self, log: Log, phases: Phases, storages: Storages) -> None:
+        self.number = -1
+        """The step that is running; -1: none yet."""
+        self.told = False
+        """Whether the script says where steps end."""
+        self._log = log
+        self._phases = phases
+        self._storages = storages
+        self._clock: int | None = None
+        self._due = False
+
+    def forward_begins(self) -> None:
+        """Forward begins, and with it the first step, or the next one if the optimizer stepped in backward."""
+        if self.number < 0:
+            self._begin()
+        elif self._due:
+            self.end()
+
+    def optimizer_stepped(self, optimizer: object, *, in_backward: bool) -> None:
+        """An optimizer's step ended; inside backward, the training step ends at the next forward."""
+        if self._clock is None:
+            self._clock = id(optimizer)
+        if self.told or self._clock != id(optimizer):
+            return
+        if in_backward:
+            self._due = True
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """The step that is running ends, and the next one begins."""
+        if self.number < 0:
+            self._begin()
+        self.host()
+        self._begin()
+
+    def host(self) -> None:
+        """Write the host line of the step that is running."""
+        self._log.host(
+            HostLine(
+                step=max(self.number, 0),
+                index=self._storages.settle(),
+                time=self._log.now(),
+                resident=resident_bytes(),
+                pinned=self._storages.pinned,
+                reserved=_reserved(),
+            )
+        )
+
+    def _begin(self) -> None:
+        self.number += 1
+        self._due = False
+        self._phases.begin_step()
+        self._storages.late = self.number > 0
+        index = self._storages.settle()
+        self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
+
+
+def resident_bytes() -> int:
+    """Resident set of this process; -1 where the system does not tell."""
+    import resource  # noqa: PLC0415  # not on every system
+
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def _reserved() -> int:
+    """Most bytes that the device's allocator held since the last call; -1: there is no such device."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return -1
+    device: Any = torch.cuda.current_device()
+    reserved = torch.cuda.max_memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return int(reserved)

@@ -1,0 +1,328 @@
+"""Storages that are alive, and where each stands in the log.
+
+The truth is the storage, not the tensor: views and aliases share one, in-place operators make none, and it is gone when
+PyTorch drops it. PyTorch keeps one Python object per storage for as long as the storage lives, so a weak reference to
+that object says when.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from evenload.ledger.cells import DEVICE_SHIFT, FREED, HALF, LAST_USED, NAMES, SOURCE_AND_ROLES, UPPER
+from evenload.ledger.log import Log, head
+from evenload.ledger.words import Phase, Role
+from evenload.record._torch_private import FakeTensor, address
+from evenload.record.operators import Traits
+from evenload.record.tensors import arguments, components, flat
+from evenload.record.where import Where
+
+_WHOLE: Final[dict[int, int]] = {}
+"""Stands for a storage that backward read as a whole."""
+_FORWARD: Final = Phase.FORWARD.code
+_BACKWARD: Final = Phase.BACKWARD.code
+_OTHER: Final = Phase.OTHER.code
+_OUTSIDE: Final = head(phase=Phase.OTHER.code, device=0)
+_NOBODY: Final = -1
+"""Device of tensors that are no memory."""
+_LASTING: Final = Role.PARAMETER | Role.GRADIENT | Role.OPTIMIZER | Role.COLLECTIVE | Role.BUFFER
+"""Roles that a storage keeps when it is resized."""
+
+
+class Entry(weakref.ref[torch.UntypedStorage]):
+    """A living storage."""
+
+    __slots__ = ("key", "nbytes", "outside", "parts", "position")
+
+    key: int
+    nbytes: int
+    position: int
+    """Of its allocation in the log; -1: it never had any bytes."""
+    outside: bool
+    """Made outside the phases, and not read by forward yet."""
+    parts: dict[int, int] | None
+    """Offset -> bytes of the parts that backward read; `_WHOLE`; None: nothing yet."""
+
+
+class Storages:
+    """Follows storages from operator to operator.
+
+    `clock` is the index of the next event. Frees arrive at any moment, in any thread, out of Python's own garbage
+    collector: they are queued, and take their place in the order of events when `settle` is called.
+    """
+
+    def __init__(
+        self, log: Log, where: Where, *, fake: bool = False, devices: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Follow storages.
+
+        Args:
+            log: where events go.
+            where: labels of what is made now.
+            fake: follow fake and meta tensors (a dry run); otherwise they are no memory and left alone.
+            devices: names that devices get in the ledger instead of their own.
+        """
+        self.clock = 1
+        self.late = False
+        """Whether a storage that nobody saw being made must be new: so from the second step on."""
+        self._log = log
+        self._where = where
+        self._fake = fake
+        self._renamed = devices
+        self._codes: dict[torch.device, int] = {}
+        self._live: dict[int, Entry] = {}
+        self._emptied: dict[int, Entry] = {}
+        self._gone: deque[Entry] = deque()
+        self._new: list[int] = []
+        self._pins = False
+
+    def settle(self) -> int:
+        """Log the frees that have happened since, and return the clock."""
+        gone = self._gone
+        while gone:
+            entry = gone.popleft()
+            if self._live.get(entry.key) is entry:
+                del self._live[entry.key]
+                self._free(entry)
+            elif self._emptied.get(entry.key) is entry:
+                del self._emptied[entry.key]
+        return self.clock
+
+    def ran(self, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Log what an operator that has just run made and used; its end is an event."""
+        if self._gone:
+            self.settle()
+        names = traits.label | (self._where.module + 1)
+        if type(result) is torch.Tensor:
+            self._made(result, names, foreign=traits.fresh, pinned=_pins(traits, kwargs))
+        elif result is not None:
+            for tensor in flat(result):
+                self._made(tensor, names, foreign=traits.fresh, pinned=_pins(traits, kwargs))
+        self._used(traits, arguments(traits.tensors, args, kwargs))
+        if traits.resizes or traits.writes:
+            self._written(traits, args, kwargs, result)
+        self._ended()
+
+    def appeared(self, tensor: torch.Tensor, label: int) -> None:
+        """Log a tensor that PyTorch made without any operator, such as a copy of a random state.
+
+        Args:
+            tensor: the tensor.
+            label: what made it, as the operator's half of word 4 of an allocation.
+        """
+        self.settle()
+        self._made(tensor, label | (self._where.module + 1))
+        self._ended()
+
+    def resized(self, storage: torch.UntypedStorage, label: int = 0) -> None:
+        """Follow a storage whose size may have changed.
+
+        PyTorch makes the new memory before it drops the old one.
+
+        Args:
+            storage: the storage, after the change.
+            label: operator's half of word 4 of an allocation.
+        """
+        key, nbytes = address(storage), storage.nbytes()
+        entry = self._live.get(key) or self._emptied.get(key)
+        if entry is None:
+            return
+        if nbytes == entry.nbytes:
+            return
+        old, had = entry.position, entry.nbytes
+        if nbytes:
+            words = self._log.words
+            first = words[old] if old >= 0 else self._where.head
+            device = first & 0xFF << DEVICE_SHIFT
+            lasting = words[old + SOURCE_AND_ROLES] & _LASTING << UPPER if old >= 0 else 0
+            entry.position = self._log.allocation(
+                self._where.head | device,
+                nbytes,
+                self.clock,
+                label | (self._where.module + 1),
+                self._where.word7 | lasting,
+            )
+            self._new.append(entry.position)
+            self.clock += 1
+            if old >= 0:
+                self._log.link(entry.position, old)
+        if had:
+            self._log.words[old + FREED] = self.clock
+            self.clock += 1
+        entry.nbytes, entry.parts = nbytes, None
+        self._live.pop(key, None)
+        self._emptied.pop(key, None)
+        (self._live if nbytes else self._emptied)[key] = entry
+
+    def mark(self, tensor: torch.Tensor, role: Role, module: int | None = None) -> None:
+        """Say what a tensor's storage is, and which module it belongs to (a position in the strings)."""
+        for part in components(tensor):
+            entry = self._live.get(address(part.untyped_storage())) or self._found(part)
+            if entry is None:
+                continue
+            words = self._log.words
+            words[entry.position + SOURCE_AND_ROLES] |= role.value << UPPER
+            if module is not None:
+                names = entry.position + NAMES
+                words[names] = words[names] & ~HALF | (module + 1)
+            entry.outside = False
+
+    def note_parts(self, parts: Mapping[int, Mapping[int, int]]) -> None:
+        """Say of living storages how much of them tensors still refer to, where that is less than the whole.
+
+        Args:
+            parts: key of the storage -> offset and bytes of the tensors.
+        """
+        self.settle()
+        for key, held in parts.items():
+            entry = self._live.get(key)
+            if entry is not None and (reach := sum(held.values())) < entry.nbytes:
+                self._log.reach(entry.position, reach)
+
+    @property
+    def pinned(self) -> int:
+        """Page-locked bytes that are alive."""
+        code = self._log.device("pinned") if self._pins else None
+        words = self._log.words
+        return sum(
+            entry.nbytes for entry in self._live.values() if words[entry.position] >> DEVICE_SHIFT & 0xFF == code
+        )
+
+    def _used(self, traits: Traits, tensors: list[torch.Tensor]) -> None:
+        live, words, clock = self._live, self._log.words, self.clock
+        backward = self._where.phase == _BACKWARD
+        forward = self._where.phase == _FORWARD
+        for tensor in tensors:
+            try:
+                entry = live.get(address(tensor.untyped_storage()))
+            except NotImplementedError:  # sparse and opaque tensors
+                self._used(traits, components(tensor))
+                continue
+            if entry is None:
+                entry = self._found(tensor, fresh=traits.fresh)
+                if entry is None:
+                    continue
+                words, clock = self._log.words, self.clock
+            words[entry.position + LAST_USED] = clock
+            if backward:
+                if entry.parts is not _WHOLE:
+                    _read(entry, tensor)
+            elif forward and entry.outside:
+                words[entry.position + SOURCE_AND_ROLES] |= Role.INPUT.value << UPPER
+                entry.outside = False
+
+    def _ended(self) -> None:
+        """The end of an operator: what it made has been used up to here."""
+        if self._new:
+            words = self._log.words
+            for position in self._new:
+                words[position + LAST_USED] = self.clock
+            self._new.clear()
+        self.clock += 1
+
+    def _made(self, tensor: torch.Tensor, names: int, *, foreign: bool = False, pinned: bool = False) -> None:
+        """Log a result; `foreign`: its memory may be another library's."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse and opaque tensors
+            for part in components(tensor):
+                self._made(part, names, foreign=foreign, pinned=pinned)
+            return
+        key = address(storage)
+        if key in self._live or key in self._emptied:
+            return
+        device = self._device(tensor)
+        if device == _NOBODY:
+            return
+        if foreign and not self._fake and not storage.resizable():
+            device = self._log.device("foreign")
+        elif pinned:
+            self._pins = True
+            device = self._log.device("pinned")
+        entry = self._enter(storage, key)
+        if not entry.nbytes:
+            return
+        where = self._where
+        entry.outside = where.phase == _OTHER
+        entry.position = self._log.allocation(
+            where.head | device << DEVICE_SHIFT, entry.nbytes, self.clock, names, where.word7
+        )
+        self._new.append(entry.position)
+        self.clock += 1
+
+    def _found(self, tensor: torch.Tensor, *, fresh: bool = False) -> Entry | None:
+        """A storage that no operator was seen to make: older than the recording, or made in another thread."""
+        storage = tensor.untyped_storage()
+        key = address(storage)
+        if key in self._emptied:
+            self.resized(storage)
+            return self._live.get(key)
+        device = self._device(tensor)
+        if device == _NOBODY:
+            return None
+        foreign = not self._fake and not storage.resizable()
+        entry = self._enter(storage, key)
+        if not entry.nbytes:
+            return None
+        first = _OUTSIDE | (self._log.device("foreign") if foreign else device) << DEVICE_SHIFT
+        if fresh or foreign or self.late:
+            entry.position = self._log.allocation(first, entry.nbytes, self.clock, 0, 0)
+            self.clock += 1
+        else:
+            entry.position = self._log.allocation(first, entry.nbytes, 0, 0, Role.BEFORE.value << UPPER)
+        return entry
+
+    def _enter(self, storage: torch.UntypedStorage, key: int) -> Entry:
+        entry = Entry(storage, self._gone.append)
+        entry.key, entry.nbytes, entry.position, entry.outside, entry.parts = key, storage.nbytes(), -1, True, None
+        (self._live if entry.nbytes else self._emptied)[key] = entry
+        return entry
+
+    def _free(self, entry: Entry) -> None:
+        self._log.words[entry.position + FREED] = self.clock
+        self.clock += 1
+        if entry.parts and (read := sum(entry.parts.values())) < entry.nbytes:
+            self._log.reach(entry.position, read)
+
+    def _written(self, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        for tensor in flat((args[:1], kwargs.get("out"), result if traits.writes else None)):
+            if traits.resizes:
+                for part in components(tensor):
+                    self.resized(part.untyped_storage(), traits.label)
+            if traits.writes:
+                self.mark(tensor, traits.writes)
+
+    def _device(self, tensor: torch.Tensor) -> int:
+        """Code of the device that a tensor's memory is on."""
+        device = tensor.device
+        code = self._codes.get(device)
+        if code is None:
+            name = "cpu" if device.type == "cpu" else str(device)
+            code = self._codes[device] = (
+                _NOBODY if device.type == "meta" and not self._fake else self._log.device(self._renamed.get(name, name))
+            )
+        if not self._fake and type(tensor) is FakeTensor:
+            return _NOBODY
+        return code
+
+
+def _pins(traits: Traits, kwargs: Mapping[str, Any]) -> bool:
+    return traits.pins or bool(kwargs and kwargs.get("pin_memory"))
+
+
+def _read(entry: Entry, tensor: torch.Tensor) -> None:
+    """Note which part of a storage backward reads."""
+    nbytes = tensor.nbytes
+    if nbytes >= entry.nbytes:
+        entry.parts = _WHOLE
+        return
+    if entry.parts is None:
+        entry.parts = {}
+    offset = int(tensor.storage_offset())
+    entry.parts[offset] = max(nbytes, entry.parts.get(offset, 0))
