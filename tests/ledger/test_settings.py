@@ -73,7 +73,7 @@ def test_a_text_is_accepted_exactly_where_pytorch_starts_with_it(text):
 
 def test_random_texts_are_accepted_exactly_where_pytorch_starts_with_them():
     rng = random.Random(0)
-    parts = [text for text in RIGHT + WRONG if "[" not in text or text.endswith("]")]
+    parts = [text for text in RIGHT + WRONG if text[-1:] not in ("", ",") and text.count("[") == text.count("]")]
     for _ in range(300):
         text = ",".join(rng.choices(parts, k=rng.randint(1, 3)))
         assert read_alloc_conf(text, variable="PYTORCH_ALLOC_CONF").accepted == torch_accepts(text), text

@@ -158,9 +158,7 @@ class _Reading:
                 if part.strip():
                     yield start + len(part) - len(part.lstrip()), part.strip()
                 elif self._family.strict and position < len(self._text):
-                    self._say(
-                        position, f"there is no setting before this comma, and {self._consequence()}", "remove it"
-                    )
+                    self._say(position, f"no setting stands before this comma, and {self._consequence()}", "remove it")
                 start = position + 1
 
     def _part(self, start: int, part: str) -> None:
