@@ -70,6 +70,8 @@ class Operator:
     """Bytes alive only while the forward call runs (transient)."""
     backward_scratch: int = 0
     """Bytes alive only while the operator's backward runs, beside the gradients it returns."""
+    overwrites: bool = False
+    """Backward writes the gradients of the inputs that it saved over them: they take no memory of their own."""
     weight_bytes: int = 0
     """Bytes of the operator's own parameters on one rank: its backward makes a gradient of this size."""
 

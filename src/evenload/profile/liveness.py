@@ -21,6 +21,7 @@ Backward (PyTorch's autograd engine, `torch/csrc/autograd/engine.cpp`): operator
 - Gradients of parts of a value (`chunk`, `split`, slices) are joined to one of the whole value when that is needed.
 - The gradient of a smaller operand of a product is made at the size of the result; once the saved values are gone it
   is summed up, or converted if the operand was of a narrower type (`validate_outputs`).
+- An operator that overwrites what it saved turns the saved value into its gradient.
 - A dropped value is computed again when it is first needed, with all that it follows from, and stays until its last
   use. Full recompute computes everything again before it starts (`torch.utils.checkpoint`), and keeps the layer's input
   to the end.
@@ -233,6 +234,9 @@ class _Backward:
                 continue
             if shares_gradient(self.graph, operator, name):
                 gradient = self.gradients[arrived[0]]
+            elif operator.overwrites and name in operator.saves and name in self.memory.alive:
+                gradient = _Gradient(self.graph.nbytes(name))
+                self.memory.alive.remove(name)  # its bytes go on as those of the gradient
             else:
                 gradient = _Gradient(first_size(self.graph, operator, name))
                 self.memory.change(gradient.nbytes)
