@@ -6,36 +6,59 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evenload.errors import EvenloadError
-from evenload.model import Attention, Experts, Layer, Model
+from evenload.model import Experts, Layer, Model
 from evenload.plan.operators import Graph
-from evenload.profile.eager.attention import attention
-from evenload.profile.eager.collectives import gathered, reduced
-from evenload.profile.eager.embedding import INDEX, embedding
-from evenload.profile.eager.experts import mixture
-from evenload.profile.eager.feed_forward import feed_forward
-from evenload.profile.eager.head import head
-from evenload.profile.eager.latent_attention import latent_attention
-from evenload.profile.eager.norms import rms_norm
-from evenload.profile.sizes import Sizes, local_sizes
-from evenload.profile.tape import TABLES, Ref, Tape
+from evenload.profile.eager.parts import EAGER
+from evenload.profile.fused.parts import FUSED
+from evenload.profile.layers import block, embedding, head, mtp
+from evenload.profile.sizes import local_sizes
+from evenload.profile.tape import TABLES, Tape
 from evenload.setup import Setup
 
 
 def block_graph(model: Model, layer: Layer, setup: Setup) -> Graph:
     """Operators of one layer's forward pass for one micro-batch on one rank.
 
+    The backend says whose operators run: `torch` those of eager PyTorch and Hugging Face transformers, `megatron` the
+    fused ones of Megatron-Core and Transformer Engine, `mindspore` the same as `megatron`.
+
     Raises:
-        EvenloadError: the backend has no rule for a part of the layer.
+        EvenloadError: the attention cannot be divided as the setup says, or the layer lacks a part.
     """
+    _check(setup)
     sizes = local_sizes(model, setup)
+    parts = EAGER if setup.backend == "torch" else FUSED
     tape = Tape()
     if layer.role == "embedding":
-        tokens = tape.shared("tokens", sizes.tokens, INDEX)
-        return tape.graph(tokens, embedding(tape, tokens, sizes))
-    source = tape.given("input", sizes.shard * sizes.hidden, sizes.width)
+        return tape.graph(*embedding(parts, tape, sizes))
     if layer.role == "head":
-        return tape.graph(source, head(tape, source, model, sizes))
-    return tape.graph(source, _block(tape, source, layer, sizes))
+        return tape.graph(*head(parts, tape, layer, model, sizes))
+    if layer.role == "mtp":
+        return tape.graph(*mtp(parts, tape, layer, model, sizes))
+    return tape.graph(*block(parts, tape, layer, sizes))
+
+
+def graph_notes(model: Model, setup: Setup) -> tuple[str, ...]:
+    """What the graphs of a model assume, one sentence each."""
+    has_experts = any(isinstance(layer.feed_forward, Experts) for layer in model.layers)
+    notes: list[str] = []
+    if setup.dtype == "fp8":
+        notes.append("Only matrix products run in fp8; activations are counted in bf16, which is an upper bound.")
+    if setup.backend == "torch":
+        notes.append("Activations have the parameters' type; autocast is not modelled.")
+        if model.family.startswith("llama4"):
+            notes.append("Llama 4 is counted with grouped expert products and rotary embedding in halves.")
+        if has_experts:
+            notes.append("Experts run as grouped products (experts_implementation='grouped_mm').")
+    else:
+        notes.append("Activations are those of Megatron-Core with Transformer Engine, without dropout.")
+        if setup.attention == "eager":
+            notes.append("Attention is counted as the fused kernel: Megatron-Core has no eager one here.")
+    if setup.backend == "mindspore":
+        notes.append("MindSpore's activations are taken to be Megatron-Core's.")
+    if has_experts and (setup.ep > 1 or setup.expert_tp != setup.tp):
+        notes.append("Tokens are spread evenly over experts; an uneven router needs more on the busiest rank.")
+    return tuple(notes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,35 +84,8 @@ def table_bytes(graphs: Iterable[Graph]) -> TableBytes:
     )
 
 
-def _block(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:
-    def norm(name: str, value: Ref) -> Ref:
-        return rms_norm(tape.at(name), value, sizes.hidden, one_plus_weight=sizes.style.one_plus_weight)
-
-    def added(residual: Ref, value: Ref) -> Ref:
-        return tape.op("add", (residual, value), residual.like())
-
-    four = layer.norms == 4
-    mixed = _attention(tape.at("self_attn"), norm("input_layernorm", source), layer, sizes)
-    middle = added(source, norm("post_attention_layernorm", mixed) if four else mixed)
-    before = norm("pre_feedforward_layernorm" if four else "post_attention_layernorm", middle)
-    after = _feed_forward(tape.at("mlp"), before, layer, sizes)
-    return added(middle, norm("post_feedforward_layernorm", after) if four else after)
-
-
-def _attention(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:
-    shape = layer.attention
-    if shape is None:
-        raise EvenloadError(f"a {layer.kind} layer has no attention")
-    whole = gathered(tape, source, sizes)
-    if isinstance(shape, Attention):
-        return reduced(tape.at("o_proj"), attention(tape, whole, shape, sizes), sizes)
-    return reduced(tape.at("o_proj"), latent_attention(tape, whole, shape, sizes), sizes)
-
-
-def _feed_forward(tape: Tape, source: Ref, layer: Layer, sizes: Sizes) -> Ref:
-    shape = layer.feed_forward
-    if isinstance(shape, Experts):
-        return mixture(tape, source, shape, sizes)
-    if shape is None:
-        raise EvenloadError(f"a {layer.kind} layer has no feed-forward block")
-    return reduced(tape.at("down_proj"), feed_forward(tape, gathered(tape, source, sizes), shape, sizes), sizes)
+def _check(setup: Setup) -> None:
+    if setup.backend == "torch" and setup.attention == "eager" and setup.cp > 1:
+        raise EvenloadError(
+            f"cp is {setup.cp}, but eager attention cannot divide a sequence", where="$.attention", fix="use sdpa"
+        )

@@ -11,7 +11,7 @@ from evenload.plan.mincut import collectives
 from evenload.plan.operators import Graph, Operator
 from evenload.plan.patterns import match_all
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, LayerPolicy, Policy, Recompute
-from evenload.profile.blocks import block_graph
+from evenload.profile.blocks import block_graph, graph_notes
 from evenload.profile.buffers import (
     boundary_bytes,
     buffer_parts,
@@ -20,6 +20,7 @@ from evenload.profile.buffers import (
     outside_parts,
 )
 from evenload.profile.cost import graph_cost
+from evenload.profile.fused.placeholders import placeholder_bytes
 from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
 from evenload.profile.profile import Cost, LayerProfile, Profile
 from evenload.profile.static import static_of
@@ -47,14 +48,18 @@ def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) ->
     boundary = boundary_bytes(model, setup)
     outside = outside_parts(setup)
 
+    layers = {layer.kind: layer_profile(layer, model, setup, hardware, switches) for layer in model.kinds()}
+    placeholders = _placeholders(model, layers, setup)
+
     @cache
     def parts(stage: int) -> Mapping[str, float]:
-        return buffer_parts(model, setup, hardware.name, stage, gather_again=switches.optimizer_comm)
+        return {
+            **buffer_parts(model, setup, hardware.name, stage, gather_again=switches.optimizer_comm),
+            **placeholders,
+        }
 
     return Profile(
-        layers=MappingProxyType(
-            {layer.kind: layer_profile(layer, model, setup, hardware, switches) for layer in model.kinds()}
-        ),
+        layers=MappingProxyType(layers),
         blocks=tuple(layer.kind for layer in model.blocks),
         first=(model.embedding.kind,),
         last=(*(layer.kind for layer in model.mtp), model.head.kind),
@@ -65,7 +70,7 @@ def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) ->
         buffers=lambda stage, _: sum(parts(stage).values()),
         buffer_parts=parts,
         optimizer_transient=optimizer_transient(setup),
-        notes=_notes(setup, hardware),
+        notes=(*_notes(setup, hardware), *graph_notes(model, setup)),
     )
 
 
@@ -124,6 +129,14 @@ def _choices(graph: Graph) -> tuple[Recompute, ...]:
     comm = any(frees(collectives(graph, hit.indices)) for hit in match_all(DEFAULT_COMM, graph))
     possible = {Recompute.SELECT: select, Recompute.COMM: comm, Recompute.BOTH: select and comm}
     return tuple(choice for choice in Recompute if possible.get(choice, True))
+
+
+def _placeholders(model: Model, layers: Mapping[str, LayerProfile], setup: Setup) -> Mapping[str, float]:
+    """Gradients that fused linear layers hand autograd without filling them, on a stage with blocks of every kind."""
+    if setup.backend == "torch":
+        return {}
+    graphs = [(layer, graph) for layer in model.kinds() if (graph := layers[layer.kind].graph) is not None]
+    return {"placeholder gradients": placeholder_bytes(graphs, setup)}
 
 
 def _notes(setup: Setup, hardware: Hardware) -> tuple[str, ...]:

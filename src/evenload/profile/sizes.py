@@ -59,7 +59,7 @@ def local_sizes(model: Model, setup: Setup) -> Sizes:
         batch=setup.micro_batch,
         seq=setup.seq // setup.cp,
         hidden=model.hidden,
-        width=WIDTH[setup.dtype],
+        width=max(WIDTH[setup.dtype], WIDTH["bf16"]),  # fp8 is for products; what is between them is wider
         tp=setup.tp,
         sequence_parallel=setup.sequence_parallel,
         cp=setup.cp,

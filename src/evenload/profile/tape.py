@@ -70,6 +70,7 @@ class Facts(TypedDict, total=False):
     group: Literal["tensor", "expert", "context"]
     scratch: int
     backward_scratch: int
+    overwrites: bool
     weight_bytes: int
 
 
@@ -161,6 +162,7 @@ class Tape:
                 heavy=facts.get("heavy", False),
                 scratch=facts.get("scratch", 0),
                 backward_scratch=facts.get("backward_scratch", 0),
+                overwrites=facts.get("overwrites", False),
                 weight_bytes=facts.get("weight_bytes", 0),
             )
         )

@@ -1,4 +1,4 @@
-"""Final norm, output projection and loss on the last stage."""
+"""Output projection and loss on the last stage."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ from evenload.model import Model
 from evenload.profile.eager.collectives import gathered
 from evenload.profile.eager.linear import linear
 from evenload.profile.eager.loss import cross_entropy
-from evenload.profile.eager.norms import rms_norm
 from evenload.profile.sizes import Sizes
 from evenload.profile.tape import Ref, Tape
 
 
-def head(tape: Tape, source: Ref, model: Model, sizes: Sizes) -> Ref:
-    """Loss of one micro-batch, from the output of the last block."""
-    normed = rms_norm(tape.at("norm"), source, sizes.hidden, one_plus_weight=sizes.style.one_plus_weight)
-    return projected_loss(tape, normed, model, sizes)
-
-
 def projected_loss(tape: Tape, normed: Ref, model: Model, sizes: Sizes) -> Ref:
-    """Output projection and loss. Under tensor parallelism a rank has its part of the vocabulary."""
+    """Loss from the normed hidden state. Under tensor parallelism a rank has its part of the vocabulary."""
     module = tape.at("lm_head")
     logits = linear(module, gathered(module, normed, sizes), sizes.hidden, sizes.vocabulary)
     if model.final_softcap is not None:
