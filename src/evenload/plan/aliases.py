@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from evenload.plan.operators import Graph, Operator
@@ -39,6 +40,7 @@ class Names:
     """Modules that hold it."""
 
 
+@lru_cache(maxsize=64)
 def names(graph: Graph) -> tuple[Names, ...]:
     """The names of every operator of a graph, in the graph's order.
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, Literal
 
 from evenload.plan.aliases import Name, Names, names
-from evenload.plan.mincut import decide
+from evenload.plan.mincut import Decision, decide
 from evenload.plan.operators import Graph
 from evenload.plan.patterns import as_pattern, match
 from evenload.plan.policy import LayerPolicy
@@ -49,14 +49,18 @@ class Kept:
 def operators(graph: Graph) -> Iterator[Kept]:
     """Every operator whose result a layer keeps, in the order they run."""
     kept = set(graph.kept())
+    decided: dict[tuple[tuple[int, ...], bool], Decision] = {}
 
     @cache
     def saving(pattern: str, comm: bool) -> Saving:
-        policy = LayerPolicy(comm=(pattern,)) if comm else LayerPolicy(select=(pattern,))
-        decision = decide(graph, policy)
+        hits = match(pattern, graph).indices
+        if (hits, comm) not in decided:  # patterns in different words often name the same operators
+            policy = LayerPolicy(comm=(pattern,)) if comm else LayerPolicy(select=(pattern,))
+            decided[hits, comm] = decide(graph, policy)
+        decision = decided[hits, comm]
         return Saving(
             pattern=pattern,
-            hits=len(match(pattern, graph).indices),
+            hits=len(hits),
             freed=decision.freed,
             note=decision.declined[0].reason if decision.declined else None,
         )
