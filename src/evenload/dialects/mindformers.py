@@ -35,15 +35,15 @@ LISTS: Final = (
 """Keys that say which layers; each is also an argument of `LayerSetting`."""
 FLAGS: Final = ("parallel_optimizer_comm_recompute", "mp_comm_recompute", "recompute_slice_activation")
 """Keys that hold for the whole run; each is also an argument of `LayerSetting`."""
-_PLACES: Final[dict[str, tuple[Sections, tuple[str, ...]]]] = {
-    "num_layers": (MODEL, ("num_layers", "num_hidden_layers")),
-    "offset": (MODEL, ("offset",)),
-    "pp_interleave_num": (MODEL, ("pp_interleave_num",)),
-    "pp": (PARALLEL, ("pipeline_stage",)),
-    "swap": (SWAP, ("swap",)),
-    **{name: (RECOMPUTE, (name,)) for name in (*LISTS, *FLAGS)},
+_PLACES: Final[dict[str, tuple[Sections, *tuple[str, ...]]]] = {
+    "num_layers": (MODEL, "num_layers", "num_hidden_layers"),
+    "offset": (MODEL, "offset"),
+    "pp_interleave_num": (MODEL, "pp_interleave_num"),
+    "pp": (PARALLEL, "pipeline_stage"),
+    "swap": (SWAP, "swap"),
+    **{name: (RECOMPUTE, name) for name in (*LISTS, *FLAGS)},
 }
-"""Argument of `LayerSetting` -> where it stands."""
+"""Argument of `LayerSetting` -> the sections and keys where it stands."""
 _TURN_ON: Final = "set parallel.pipeline_config.pipeline_interleave: True"
 
 
@@ -74,11 +74,7 @@ def read_mindformers(source: YamlSource, *, num_layers: int | None = None) -> Re
         settings.note("swap is on: what it moves to the host is not part of a plan yet", "swap_config", "swap")
     return Reading(
         dialect="mindformers",
-        plan=Plan(
-            setup=read_setup(settings, pp=pp, interleave=interleave),
-            layout=setting.layout,
-            policy=policy,
-        ),
+        plan=Plan(setup=read_setup(settings, pp=pp, interleave=interleave), layout=setting.layout, policy=policy),
         notices=tuple(settings.all_notices()),
         limit=read_limit(settings),
         model_config=_model(settings),
@@ -104,7 +100,7 @@ def without_empty(policy: Policy) -> Policy:
 
 
 def _num_layers(settings: Settings, given: int | None) -> int:
-    path = settings.path(*_flat(_PLACES["num_layers"]))
+    path = settings.path(*_PLACES["num_layers"])
     if path is not None:
         return at(settings.source, path)
     if given is not None:
@@ -120,7 +116,7 @@ def _pipeline_stage(settings: Settings) -> int:
     """`pipeline_stage`, or as many stages as the lists have entries."""
     if settings.path(PARALLEL, "pipeline_stage") is None:
         for name in ("offset", *LISTS):
-            row = listed(settings.value(*_flat(_PLACES[name])))
+            row = listed(settings.value(*_PLACES[name]))
             while row and (inner := listed(row[0])) is not None:
                 row = inner
             if row and not any(isinstance(item, str) for item in row):
@@ -152,7 +148,7 @@ def _interleave(settings: Settings) -> int:
 
 
 def _layer_setting(settings: Settings, num_layers: int, pp: int, interleave: int, *, swap: bool) -> LayerSetting:
-    found = {name: settings.value(*_flat(_PLACES[name])) for name in ("offset", *LISTS, *FLAGS)}
+    found = {name: settings.value(*_PLACES[name]) for name in ("offset", *LISTS, *FLAGS)}
     given = {name: value for name, value in found.items() if value is not None}
     try:
         return LayerSetting(num_layers, pp=pp, pp_interleave_num=interleave, swap=swap, **given)
@@ -166,15 +162,11 @@ def _layer_setting(settings: Settings, num_layers: int, pp: int, interleave: int
 def _place(settings: Settings, where: str | None, fact: str) -> str:
     """Where a `$.path` of `LayerSetting` stands in the file: the pattern if the fact is about it, else its value."""
     head, *rest = steps(where or "$") or ("",)
-    path = settings.path(*_flat(_PLACES[str(head)])) if head in _PLACES else None
+    path = settings.path(*_PLACES[str(head)]) if head in _PLACES else None
     if path is None:
         return settings.source.name
     about_pattern = len(rest) == 1 and isinstance(rest[0], str) and rest[0] in fact
     return settings.source.where(*path, *rest, key=about_pattern)
-
-
-def _flat(place: tuple[Sections, tuple[str, ...]]) -> tuple[Sections, *tuple[str, ...]]:
-    return (place[0], *place[1])
 
 
 def _pattern_places(settings: Settings) -> dict[str, str]:
