@@ -19,6 +19,7 @@ VERBS: Final[dict[str, str]] = {
     "estimate": "evenload.cli.estimate:run",
     "names": "evenload.cli.names:run",
     "simulate": "evenload.cli.simulate:run",
+    "report": "evenload.cli.report:run",
     "convert": "evenload.cli.convert:convert",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""
