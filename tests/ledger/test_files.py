@@ -65,6 +65,19 @@ def test_links_and_reaches_point_at_their_allocations():
     np.testing.assert_array_equal(back.reach, reach)
 
 
+def test_what_was_there_before_comes_first_however_late_it_is_noted():
+    log = Log(Metadata(evenload="1"))
+    first = head(phase=Phase.OTHER.code, device=log.device("cpu"))
+    positions = [log.allocation(first, nbytes, index, 0, 0) for nbytes, index in ((10, 3), (20, 0), (30, 5), (40, 0))]
+    log.link(positions[2], positions[0])
+    log.link(positions[0], positions[1])
+    log.close(6)
+    rows = decode(log.encoded()).allocations
+    assert rows.nbytes.tolist() == [20, 40, 10, 30]
+    assert rows.allocated.tolist() == [0, 0, 3, 5]
+    assert rows.previous.tolist() == [-1, -1, 0, 2]
+
+
 def test_an_existing_file_is_kept_unless_forced(tmp_path):
     path = tmp_path / "run.ledger"
     path.write_text("precious")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -67,7 +68,7 @@ class _Reader:
         last = int(table[ends[0], 1]) if complete else self._last(rows, marks) if running is None else running
         ledger = Ledger(
             metadata=metadata,
-            allocations=self._allocations(rows, marks),
+            allocations=_in_order(self._allocations(rows, marks)),
             end=last,
             strings=strings,
             devices=tuple(self._pick(strings, cell[1]) for cell in table[tags == cells.DEVICE].tolist()),
@@ -217,8 +218,8 @@ class _Reader:
         for column, low, high, word in limits:
             if np.any((column < low) | (column >= high)):
                 self._damaged(f"a {word} that is not there")
-        if np.any(rows.freed < rows.allocated) or np.any(rows.allocated < 0) or np.any(np.diff(rows.allocated) < 0):
-            self._damaged("allocations out of order")
+        if np.any(rows.freed < rows.allocated) or np.any(rows.allocated < 0):
+            self._damaged("allocations that end before they begin")
 
     def _cut_off(self, count: int) -> Notice:
         return Notice(
@@ -228,3 +229,14 @@ class _Reader:
 
     def _damaged(self, what: str) -> NoReturn:
         raise EvenloadError(f"the ledger is damaged: it has {what}", where=self._place, fix="record again")
+
+
+def _in_order(rows: Allocations) -> Allocations:
+    """Allocations in order of allocation: those that were there before are noted when they are first used."""
+    if not np.any(np.diff(rows.allocated) < 0):
+        return rows
+    order = np.argsort(rows.allocated, kind="stable")
+    position = np.empty(len(rows), dtype=np.int64)
+    position[order] = np.arange(len(rows))
+    ordered = rows.take(order)
+    return replace(ordered, previous=np.where(ordered.previous >= 0, position[ordered.previous], -1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, Final
 
 import torch
@@ -50,6 +50,8 @@ def sequence_number(node: Any) -> int:
     return node._sequence_nr()  # noqa: SLF001  # the class is not public
 
 
+use_count: Final[Callable[[torch.Tensor], int]] = methodcaller("_use_count")
+"""References that C++ holds to a tensor, the one for its Python object included."""
 address: Final[Callable[[torch.UntypedStorage], int]] = attrgetter("_cdata")
 """What tells a storage from every other living one."""
 

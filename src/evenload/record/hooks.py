@@ -59,6 +59,7 @@ class Hooks:
         self._replace(torch.UntypedStorage, "resize_", self._resize)
         for owner in (torch, torch.random, torch.cuda):
             self._replace(owner, "get_rng_state", self._state)
+        self._stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code hides its allocations
         self.pause_propagation()
 
     def remove(self) -> None:

@@ -19,7 +19,7 @@ from evenload.record._torch_private import LEAF, DispatchMode, current_node, gra
 from evenload.record.operators import Traits, TraitsTable
 from evenload.record.phases import Phases
 from evenload.record.storages import Storages
-from evenload.record.tensors import arguments, is_wrapper
+from evenload.record.tensors import is_wrapper
 
 _ASKED: Final = re.compile(r"allocate (\d+) bytes")
 _NOTHING: Final[dict[str, Any]] = {}
@@ -31,6 +31,8 @@ class LedgerMode(DispatchMode):
     Under a `FakeTensorMode`, enter that one first and this one inside it, so that this one sees the operators as they
     were called.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -91,8 +93,6 @@ class LedgerMode(DispatchMode):
             raise
         if self._ended is not None:
             self._ended()
-        if self._phases.resting and self._differentiates(traits, args, kwargs, result):
-            self._phases.begin_forward()
         self._storages.ran(traits, args, kwargs, result)
         return result
 
@@ -115,17 +115,10 @@ class LedgerMode(DispatchMode):
             phases.in_backward(task, sequence_number(node) if node is not None else None, node)
         elif phases.implied:
             phases.end_backward()
+        if phases.resting:
+            phases.look()
         if self._locate is not None:
             self._locate()
-
-    def _differentiates(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-        """Whether an operator makes something that has a gradient: the graph begins here, with or without modules."""
-        return (
-            isinstance(result, torch.Tensor)
-            and result.is_floating_point()
-            and torch.is_grad_enabled()
-            and any(tensor.requires_grad for tensor in arguments(traits.tensors, args, kwargs))
-        )
 
     def _handed_over(self, args: tuple[Any, ...]) -> None:
         """Backward detaches what it hands over to a leaf: this is the parameter's gradient."""

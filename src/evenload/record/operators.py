@@ -12,6 +12,8 @@ from evenload.ledger.words import Role
 _SENDS: Final = frozenset({"send", "barrier", "monitored_barrier_"})
 """Operators of `c10d` that write nothing; the others write their first argument."""
 _RECEIVES: Final = frozenset({"recv_", "recv_any_source_"})
+_MANY: Final = 64
+"""More arguments than any operator without a schema has."""
 _RESIZES: Final = frozenset({"resize_", "resize_as_", "set_", "resize"})
 
 
@@ -55,6 +57,8 @@ class TraitsTable:
 
 
 def _traits(operator: Any, log: Log) -> Traits:
+    if not hasattr(operator, "_schema"):
+        return _higher_order(operator, log)
     schema = operator._schema  # noqa: SLF001  # the way to an operator's schema that PyTorch documents
     namespace, name = schema.name.split("::")
     full = f"{namespace}.{name}" + (f".{schema.overload_name}" if schema.overload_name else "")
@@ -77,6 +81,23 @@ def _traits(operator: Any, log: Log) -> Traits:
         waits=full == "_c10d_functional.wait_tensor",
         pins=name == "_pin_memory",
         writes=_writes(namespace, name),
+    )
+
+
+def _higher_order(operator: Any, log: Log) -> Traits:
+    """An operator that takes functions, such as flex_attention: what it does inside is its own."""
+    name = f"higher_order.{operator.name()}"
+    return Traits(
+        name=name,
+        label=(log.string(name) + 1) << UPPER,
+        passes=False,
+        detach=False,
+        tensors=tuple(range(_MANY)),
+        resizes=False,
+        fresh=False,
+        waits=False,
+        pins=False,
+        writes=Role.NONE,
     )
 
 

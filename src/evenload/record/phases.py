@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from evenload.ledger.ledger import Mark
 from evenload.ledger.log import Log
@@ -24,8 +25,8 @@ _OPTIMIZER: Final = Phase.OPTIMIZER.code
 class Phases:
     """The state machine of a training step.
 
-    Forward begins at the first call of a module, or at the first operator on something that requires a gradient; it
-    lasts until backward, so that a loss computed outside modules belongs to it. Backward lasts as long as the call. In
+    Forward begins at the first call of a module, or where the backward graph begins to grow; it lasts until backward,
+    so that a loss computed outside modules belongs to it. Backward lasts as long as the call. In
     it, operators that record a graph of their own are recomputation, unless the whole backward does.
     """
 
@@ -39,6 +40,8 @@ class Phases:
         self._storages = storages
         self._sequence = Sequence()
         self._modules: list[int] = []
+        self._node: type = object
+        """Class of the node that backward evaluated last."""
         self._owners: dict[int, int] = {}
         self._backwards: list[bool] = []
         """For every backward call that runs, innermost last: whether it records a graph."""
@@ -48,6 +51,8 @@ class Phases:
         self._optimizers = 0
         self._counted = -1
         self._fixed: int | None = None
+        self._seen = next_sequence_number()
+        """Sequence number that was next when an operator last ran, as far as that was asked."""
         self._after_backward = True
         self.implied = False
         """In a backward that was not started through `torch.autograd`, so that nobody says when it ends."""
@@ -79,23 +84,38 @@ class Phases:
         self._owners = owners
 
     def line(self, frame: int) -> None:
-        """A Python line that is running now."""
+        """An operator of this Python line begins to run; its node in the backward graph has been made already."""
+        number = next_sequence_number()
         if frame != self.where.frame:
             self.where.frame = frame
-            self._note()
+            self._note(self._seen)
+        self._seen = number
+
+    @property
+    def in_kernel_of_backward(self) -> bool:
+        """Whether PyTorch's own backward of an operator runs, and no Python code of the user."""
+        return self.where.phase == _BACKWARD and not issubclass(self._node, BackwardCFunction)
 
     def _at(self, module: int) -> None:
         self.where.module = module
-        self._note()
+        self._note(next_sequence_number())
 
-    def _note(self) -> None:
+    def _note(self, number: int) -> None:
         where = self.where
-        self._sequence.note(next_sequence_number(), Origin(where.module, where.micro_batch, where.frame))
+        self._sequence.note(number, Origin(where.module, where.micro_batch, where.frame))
 
     # Phases
 
+    def look(self) -> None:
+        """An operator runs outside all phases: forward has begun if the backward graph has grown."""
+        if next_sequence_number() != self._seen:
+            self._begin_forward(self._seen)
+
     def begin_forward(self) -> None:
         """Forward of a micro-batch begins, or goes on in another module."""
+        self._begin_forward(next_sequence_number())
+
+    def _begin_forward(self, number: int) -> None:
         self.resting = False
         if self.where.phase == _FORWARD:
             return
@@ -104,14 +124,14 @@ class Phases:
         self._after_backward = False
         self.forwards += 1
         self._change(_FORWARD, self._counted if self._fixed is None else self._fixed)
-        self._note()
+        self._note(number)
 
     def fix_micro_batch(self, number: int | None) -> None:
         """Say which micro-batch forward works on from now on; None: count them again."""
         self._fixed = number
         if self.where.phase == _FORWARD:
             self._change(_FORWARD, self._counted if number is None else number)
-            self._note()
+            self._note(next_sequence_number())
 
     def end_forward(self) -> None:
         """The outermost module returned: with a graph, the loss is still to come; without, this was all."""
@@ -151,6 +171,7 @@ class Phases:
         if not self._tasks:
             self._tasks.append(task)
         where = self.where
+        self._node = type(node)
         inside = len(self._modules) > self._depth
         recompute = torch.is_grad_enabled() and (inside or not self._backwards[-1])
         origin = None
@@ -193,6 +214,7 @@ class Phases:
             self._change(_OPTIMIZER, -1)
         else:
             self.resting = True
+            self._seen = next_sequence_number()
             self._change(_OTHER, -1)
         self._at(self._modules[-1] if self._modules else -1)
 

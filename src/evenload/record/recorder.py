@@ -123,6 +123,7 @@ class Recorder:
         self._stacks = stacks
         self._synchronize = synchronize
         self._log: Log | None = None
+        self._ledger: Ledger | None = None
         self._running = False
 
     def __enter__(self) -> Self:
@@ -140,6 +141,8 @@ class Recorder:
         def locate() -> None:
             if where.phase != Phase.BACKWARD.code:
                 self._phases.line(frames.here())
+            elif not self._phases.in_kernel_of_backward:
+                where.frame = frames.here()
 
         self._mode = LedgerMode(
             log,
@@ -175,11 +178,13 @@ class Recorder:
         self._steps.host()
         storages.note_parts(held_parts())
         log.close(storages.settle())
+        self._ledger = log.ledger(storages.clock)
+        storages.stop()
 
     @property
     def ledger(self) -> Ledger:
         """What has been recorded so far."""
-        return self._logged().ledger(self._storages.settle())
+        return self._ledger or self._logged().ledger(self._storages.settle())
 
     def step(self) -> None:
         """Say that a training step has ended; without, steps end where an optimizer's do."""

@@ -39,10 +39,10 @@ class Sequence:
         self._threads: dict[int, _Stretches] = {self._home: _Stretches()}
 
     def note(self, number: int, origin: Origin) -> None:
-        """From the sequence number on, nodes made in this thread belong to `origin`."""
+        """From the sequence number on, nodes made in this thread belong to `origin`; earlier stretches stay."""
         stretches = self._threads.setdefault(get_ident(), _Stretches())
         begins, origins = stretches.begins, stretches.origins
-        if begins and begins[-1] == number:  # no node was made since
+        if begins and begins[-1] >= number:  # no node was made since
             origins[-1] = origin
         elif not origins or origins[-1] != origin:
             begins.append(number)

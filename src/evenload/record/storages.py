@@ -94,6 +94,12 @@ class Storages:
                 del self._emptied[entry.key]
         return self.clock
 
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        self.settle()
+        self._live.clear()
+        self._emptied.clear()
+
     def ran(self, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Log what an operator that has just run made and used; its end is an event."""
         if self._gone:
