@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from evenload.ledger.ledger import ALIVE, Allocations, Frame, HostLine, Ledger, Mark, Metadata
-from evenload.ledger.words import Category, MarkKind, Phase, Role
+from evenload.ledger.ledger import ALIVE, Allocations, Frame, HostLine, Ledger, Mark, Metadata, Owner
+from evenload.ledger.words import Category, Hold, MarkKind, Phase, Role
 
 FORWARD, BACKWARD, OTHER = (phase.code for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OTHER))
 
@@ -24,6 +24,7 @@ def allocations(*rows, **columns):
         "source": np.full(count, -1, np.int32),
         "previous": np.full(count, -1, np.int64),
         "reach": np.full(count, -1, np.int64),
+        "made": np.full(count, -1, np.int64),
     }
     given = {name: np.array(values, dtype=neutral[name].dtype) for name, values in columns.items()}
     return Allocations(
@@ -62,9 +63,13 @@ def step():
             operator=[-1, 2, 3, 3, 3, 2],
             source=[-1, -1, 1, 1, 1, 0],
             reach=[-1, 2, -1, -1, -1, -1],
+            made=[-1, -1, -1, 6, -1, -1],
         ),
         end=20,
-        strings=("cuda:0", "layers.0", "aten.empty", "aten.mm", "train.py:3 main", "train.py:9 forward", "pinned"),
+        strings=(
+            *("cuda:0", "layers.0", "aten.empty", "aten.mm", "train.py:3 main", "train.py:9 forward", "pinned"),
+            *("history[0]", "train.py:3", "nothing that Python can reach"),
+        ),
         devices=("cuda:0", "pinned"),
         frames=(Frame(location="train.py:3 main", caller=-1), Frame(location="train.py:9 forward", caller=0)),
         marks=(
@@ -74,6 +79,10 @@ def step():
             Mark(kind=MarkKind.NOTE, index=19, time=40, text="layers.0"),
         ),
         host=(HostLine(step=0, index=19, time=39, resident=5000, pinned=999, reserved=512),),
+        owners=(
+            Owner(row=4, hold=Hold.RETAINED, chain="history[0]", source="train.py:3"),
+            Owner(row=5, hold=Hold.UNREACHABLE, chain="nothing that Python can reach"),
+        ),
     )
 
 
@@ -98,4 +107,5 @@ def random_rows(rng, count):
         source=rng.integers(-1, 2, count).astype(np.int32),
         previous=np.full(count, -1, np.int64),
         reach=np.full(count, -1, np.int64),
+        made=np.where(rng.random(count) < 0.1, index + 1, -1),
     )

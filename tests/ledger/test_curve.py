@@ -63,6 +63,7 @@ def test_every_category_has_its_memory_line():
         Category.INPUT: Line.KEPT,
         Category.TEMPORARY: Line.TRANSIENT,
         Category.COMMUNICATION: Line.BUFFERS,
+        Category.UNKNOWN: Line.TRANSIENT,
     }
 
 

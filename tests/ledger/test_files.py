@@ -12,10 +12,10 @@ from tests.ledger.ledgers import random_rows, step
 from evenload.errors import EvenloadError
 from evenload.ledger import cells
 from evenload.ledger.files import is_ledger, read_ledger, write_ledger
-from evenload.ledger.ledger import Ledger, Metadata
+from evenload.ledger.ledger import Ledger, Metadata, Owner
 from evenload.ledger.log import Log, encode, head, names
 from evenload.ledger.reading import decode
-from evenload.ledger.words import Phase
+from evenload.ledger.words import Hold, Phase
 
 
 def assert_same(left: Ledger, right: Ledger) -> None:
@@ -23,7 +23,7 @@ def assert_same(left: Ledger, right: Ledger) -> None:
         ours, theirs = (getattr(ledger.allocations, column.name) for ledger in (left, right))
         assert ours.dtype == theirs.dtype, column.name
         np.testing.assert_array_equal(ours, theirs, err_msg=column.name)
-    for name in ("metadata", "end", "strings", "devices", "frames", "marks", "host", "complete"):
+    for name in ("metadata", "end", "strings", "devices", "frames", "marks", "host", "owners", "complete"):
         assert getattr(left, name) == getattr(right, name), name
 
 
@@ -39,7 +39,12 @@ def test_a_written_ledger_reads_back_with_every_column_string_and_mark(tmp_path)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(0, 60))
 @settings(max_examples=60, deadline=None)
 def test_any_ledger_reads_back_the_same(seed, count):
-    ledger = dataclasses.replace(step(), allocations=random_rows(np.random.default_rng(seed), count), end=10**6)
+    rng = np.random.default_rng(seed)
+    owners = tuple(
+        Owner(row=row, hold=Hold(row % len(Hold)), chain="layers.0", source=["pinned", None][row % 2])
+        for row in range(0, count, 3)
+    )
+    ledger = dataclasses.replace(step(), allocations=random_rows(rng, count), end=10**6, owners=owners)
     assert_same(decode(encode(ledger)), ledger)
 
 

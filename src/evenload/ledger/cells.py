@@ -21,6 +21,8 @@ written in place.
     LINK        tag                                            1: cell of an allocation, 2: cell of the one it replaced
     REACH       tag                                            1: cell of an allocation, 2: bytes
     END         tag                                            1: index after the last event
+    OWNER       tag | kind << 8                                1: cell of an allocation, 2: string, 3: string + 1
+    MADE        tag                                            1: cell of an allocation, 2: index
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ HOST: Final = 8
 LINK: Final = 9
 REACH: Final = 10
 END: Final = 11
-TAGS: Final = frozenset(range(META, END + 1))
+OWNER: Final = 12
+MADE: Final = 13
+TAGS: Final = frozenset(range(META, MADE + 1))
 
 NBYTES: Final = 1
 ALLOCATED: Final = 2

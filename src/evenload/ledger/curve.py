@@ -2,7 +2,7 @@
 
 Three peaks are told apart, as MindSpore's memory tracker does:
 
-- *needed*: every allocation counted from its making to the end of its last use;
+- *needed*: every allocation counted from its maker to the end of its last use;
 - *held*: counted until it is freed;
 - *reserved*: what the device's allocator holds, where the recording or a trace says it.
 
@@ -57,7 +57,8 @@ def lives(ledger: Ledger, life: Life = "held") -> tuple[NDArray[np.int64], NDArr
     rows = ledger.allocations
     if life == "held":
         return rows.allocated, rows.freed
-    return rows.allocated, np.where(rows.last_used > 0, np.minimum(rows.last_used + 1, rows.freed), rows.allocated)
+    begin = np.where(rows.made >= 0, rows.made, rows.allocated)
+    return begin, np.where(rows.last_used > 0, np.minimum(rows.last_used + 1, rows.freed), begin)
 
 
 def curve(ledger: Ledger, life: Life = "held", rows: NDArray[np.bool_] | None = None) -> Curve:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenload.errors import Notice
-from evenload.ledger.words import MarkKind
+from evenload.ledger.words import Hold, MarkKind
 
 ALIVE: Final = int(np.iinfo(np.int64).max)
 """`freed` of an allocation that was still there when the recording ended."""
@@ -77,6 +77,8 @@ class Allocations:
     """The allocation that this one replaced when its storage was resized; -1: none."""
     reach: NDArray[np.int64]
     """Largest part of it that a tensor still refers to, in bytes, where a view keeps it alive; -1: not known."""
+    made: NDArray[np.int64]
+    """Index at which its maker ran, where that is not the index of the allocation; -1: it is."""
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -111,6 +113,18 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """Who held an allocation when the recording ended."""
+
+    row: int
+    hold: Hold
+    chain: str
+    """From the variable or object that holds it down to the tensor, in words."""
+    source: str | None = None
+    """`file:line` at which that variable or attribute is set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HostLine:
     """The process and the device's allocator at the end of a step."""
 
@@ -138,6 +152,8 @@ class Ledger:
     frames: tuple[Frame, ...] = ()
     marks: tuple[Mark, ...] = ()
     host: tuple[HostLine, ...] = ()
+    owners: tuple[Owner, ...] = ()
+    """Holders of allocations that outlived their step, one allocation per place that makes them or more."""
     complete: bool = True
     """Whether the recording ended by itself; otherwise it breaks off where the process ended."""
     notices: tuple[Notice, ...] = field(default=())

@@ -16,6 +16,7 @@ from evenload.errors import EvenloadError
 from evenload.ledger import cells
 from evenload.ledger.ledger import ALIVE, HostLine, Ledger, Mark, Metadata
 from evenload.ledger.reading import decode
+from evenload.ledger.words import Hold
 
 FIRST_BYTES: Final = 2**20
 LARGEST_STEP: Final = 2**26
@@ -125,6 +126,15 @@ class Log:
         """Say how many bytes of an allocation tensors still refer to."""
         self._cell(cells.REACH, position // cells.WORDS, nbytes)
 
+    def owner(self, position: int, hold: Hold, chain: str, source: str | None = None) -> None:
+        """Say who holds an allocation."""
+        held = 0 if source is None else self.string(source) + 1
+        self._cell(cells.OWNER | hold << cells.PHASE_SHIFT, position // cells.WORDS, self.string(chain), held)
+
+    def made(self, position: int, index: int) -> None:
+        """Say at which index the maker of an allocation ran."""
+        self._cell(cells.MADE, position // cells.WORDS, index)
+
     def extend(self, table: NDArray[np.int64]) -> int:
         """Add ready-made cells, shaped [cells, 8], and return the position of the first."""
         position = self._next
@@ -208,6 +218,10 @@ def encode(ledger: Ledger) -> bytes:
         log.link(first + row * cells.WORDS, first + int(rows.previous[row]) * cells.WORDS)
     for row in np.flatnonzero(rows.reach >= 0).tolist():
         log.reach(first + row * cells.WORDS, int(rows.reach[row]))
+    for row in np.flatnonzero(rows.made >= 0).tolist():
+        log.made(first + row * cells.WORDS, int(rows.made[row]))
+    for owner in ledger.owners:
+        log.owner(first + owner.row * cells.WORDS, owner.hold, owner.chain, owner.source)
     if ledger.complete:
         log.close(ledger.end)
     return log.encoded()

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from evenload.errors import EvenloadError, Notice
 from evenload.ledger import cells
 from evenload.ledger.categories import derive
-from evenload.ledger.ledger import ALIVE, Allocations, Frame, HostLine, Ledger, Mark, Metadata
-from evenload.ledger.words import CATEGORIES, PHASES, MarkKind, Phase
+from evenload.ledger.ledger import ALIVE, Allocations, Frame, HostLine, Ledger, Mark, Metadata, Owner
+from evenload.ledger.words import CATEGORIES, PHASES, Hold, MarkKind, Phase
 
 Table = NDArray[np.int64]
 _SMALLEST: Final = 2 * cells.CELL
@@ -75,6 +75,7 @@ class _Reader:
             frames=self._frames(strings),
             marks=marks,
             host=tuple(self._host(cell) for cell in table[tags == cells.HOST].tolist()),
+            owners=self._owners(rows, strings),
             complete=complete or running is not None,
             notices=() if complete or running is not None else (self._cut_off(len(rows)),),
         )
@@ -181,6 +182,23 @@ class _Reader:
             source=((table[:, cells.SOURCE_AND_ROLES] & cells.HALF) - 1).astype(np.int32),
             previous=self._pairs(cells.LINK, rows, rows=True),
             reach=self._pairs(cells.REACH, rows, rows=False),
+            made=self._pairs(cells.MADE, rows, rows=False),
+        )
+
+    def _owners(self, positions: NDArray[Any], strings: tuple[str, ...]) -> tuple[Owner, ...]:
+        table = self._table[self._tags == cells.OWNER]
+        if np.any((kinds := table[:, 0] >> cells.PHASE_SHIFT & 0xFF) >= len(Hold)):
+            self._damaged("an owner of unknown kind")
+        return tuple(
+            Owner(
+                row=row,
+                hold=Hold(kind),
+                chain=self._pick(strings, cell[2]),
+                source=self._pick(strings, cell[3] - 1) if cell[3] else None,
+            )
+            for row, kind, cell in zip(
+                self._rows(table[:, 1], positions).tolist(), kinds.tolist(), table.tolist(), strict=True
+            )
         )
 
     def _pairs(self, tag: int, positions: NDArray[Any], *, rows: bool) -> NDArray[np.int64]:

@@ -47,6 +47,8 @@ class Category(StrEnum):
     """Written by a collective or a receive, gathered parameters included, and not one of the above."""
     INPUT = "input"
     """Made outside the phases and read by forward: batches, labels, masks."""
+    UNKNOWN = "unknown"
+    """Imported from a format that does not tell."""
 
     @property
     def code(self) -> int:
@@ -69,6 +71,7 @@ _LINES: Final = {
     Category.ACTIVATION: Line.KEPT,
     Category.COMMUNICATION: Line.BUFFERS,
     Category.INPUT: Line.KEPT,
+    Category.UNKNOWN: Line.TRANSIENT,
 }
 
 
@@ -90,6 +93,19 @@ class Role(IntFlag):
     """Made in backward while that backward was itself recorded for another one (`create_graph=True`)."""
     BEFORE = 128
     """Was there when the recording began."""
+    COLLECTED = 256
+    """Freed by Python's garbage collector: only a reference cycle held it."""
+
+
+class Hold(IntEnum):
+    """How an allocation that outlived its step was held when the recording ended."""
+
+    RETAINED = 0
+    """By a variable that is still there."""
+    CYCLE = 1
+    """By objects that refer to each other, until the garbage collector runs."""
+    UNREACHABLE = 2
+    """By nothing that Python can reach, and the garbage collector does not free it."""
 
 
 class MarkKind(IntEnum):
