@@ -9,8 +9,8 @@ __all__ = ["EvenloadError", "LayerSetting", "__version__"]
 
 def __getattr__(name: str) -> object:
     """The rooms that import torch come in when they are asked for."""
-    if name == "record":
+    if name in {"recompute", "record"}:
         from importlib import import_module  # noqa: PLC0415  # `import evenload` stays free of torch
 
-        return import_module("evenload.record")
+        return import_module(f"evenload.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,194 @@
+"""The engine: stands round the forward of a layer, records it once, and follows the plan ever after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from evenload.plan.policy import LayerPolicy
+from evenload.recompute.follow import Follower
+from evenload.recompute.frame import Dropped, Frame, let_go, unpack
+from evenload.recompute.geometry import view
+from evenload.recompute.layer_plan import LayerPlan, make_plan
+from evenload.recompute.likeness import Key, Watch, arguments_key, surroundings
+from evenload.recompute.names import CallNames, ModulePath
+from evenload.recompute.program import Cell
+from evenload.recompute.recording import Recorder
+from evenload.recompute.surroundings import require_room
+from evenload.recompute.values import Recording
+
+Served = Literal["hooks", "mode", "recorded", "kept"]
+"""How a forward was served: by a plan, by recording it, or, where it left its plan, by keeping everything."""
+_MOST_PLANS: Final = 16
+"""Plans of one layer that are remembered, one for each shape, type and mode of its arguments."""
+_MOST_MISMATCHES: Final = 2
+"""A layer that leaves its plan so often goes its own way every time, and is recorded every time."""
+
+
+@dataclass(kw_only=True)
+class LayerState:
+    """What the engine knows of one layer."""
+
+    layer: torch.nn.Module
+    name: str
+    """Its path in the model."""
+    policy: LayerPolicy
+    mp_comm: bool = True
+    plans: dict[Key, LayerPlan] = field(default_factory=dict[Key, LayerPlan])
+    watch: Watch | None = None
+    served: Counter[Served] = field(default_factory=Counter[Served])
+    """Forwards by how they were served."""
+    last: LayerPlan | None = None
+    """The plan of the last forward that was recorded or followed."""
+    mismatches: Counter[Key] = field(default_factory=Counter[Key])
+    """Forwards that left their plan."""
+    why_kept: str | None = None
+    """Why the last of these did."""
+
+
+class Call(NamedTuple):
+    """One call of a layer."""
+
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+    """Tensors among the arguments, in order."""
+
+    def run(self) -> Any:
+        """The layer's own code."""
+        return self.forward(*self.args, **self.kwargs)
+
+
+def run(state: LayerState, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a layer's forward under its policy."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    require_room(state.layer, state.name)
+    call = Call(forward, args, kwargs, [])
+    of_arguments = arguments_key((args, kwargs), call.tensors)
+    around = surroundings(call.tensors[0].device.type if call.tensors else "cpu")
+    if state.watch is not None:
+        key = (of_arguments, around, state.watch.key())
+        plan = state.plans.get(key)
+        if plan is not None:
+            return _follow(state, key, plan, call)
+    state.watch = Watch(state.layer)  # anew: other modules may be inside by now
+    return _record(state, (of_arguments, around, state.watch.key()), call)
+
+
+def _follow(state: LayerState, key: Key, plan: LayerPlan, call: Call) -> Any:
+    frame = Frame(plan)
+    frame.start(state.layer, call.tensors)
+    try:
+        if plan.path == "hooks" and not plan.from_modules:
+            with saved_tensors_hooks(frame.pack, unpack):
+                result = call.run()
+        else:
+            result = _run_watched(state.layer, frame, call)
+        frame.finish()
+    finally:
+        frame.close()
+    state.last = plan
+    if frame.mismatch is None:
+        state.served[plan.path] += 1
+    else:
+        state.served["kept"] += 1
+        state.mismatches[key] += 1
+        state.why_kept = frame.mismatch
+        del state.plans[key]  # so that the next forward is recorded
+    return result
+
+
+def _run_watched(layer: torch.nn.Module, frame: Frame, call: Call) -> Any:
+    """Run a layer, taking also what passes inside it."""
+    follower = Follower(frame) if frame.plan.path == "mode" else None
+    with ExitStack() as stack:
+        for path, end in frame.plan.from_modules:
+            stack.callback(_tap(layer.get_submodule(path), path, end, frame).remove)
+        stack.enter_context(saved_tensors_hooks(frame.pack, unpack))
+        if follower is not None:
+            stack.enter_context(follower)
+        result = call.run()
+    if follower is not None:
+        follower.finish()
+    return result
+
+
+def _tap(module: torch.nn.Module, path: str, end: str, frame: Frame) -> Any:
+    """A hook that shows a frame what enters or leaves a module."""
+
+    def enter(_module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        frame.seen(path, end, (args, kwargs))
+
+    def leave(_module: torch.nn.Module, _args: Any, result: Any) -> None:
+        frame.seen(path, end, result)
+
+    if end == "in":
+        return module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+    return module.register_forward_hook(leave)
+
+
+class _Recording:
+    """The saved-tensor hook of a layer that is recorded. Autograd holds on to it, so it must let go of everything."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder: Recorder | None = recorder
+        self.slots: list[Dropped] = []
+
+    def pack(self, tensor: torch.Tensor) -> Dropped:
+        if self.recorder is not None:
+            self.recorder.pack(tensor)
+        self.slots.append(Dropped(tensor))
+        return self.slots[-1]
+
+    def close(self) -> None:
+        """Hold nothing any more; what no plan has taken charge of stays kept."""
+        for slot in self.slots:
+            slot.keep()
+        self.recorder, self.slots = None, []
+
+
+def _record(state: LayerState, key: Key, call: Call) -> Any:
+    calls, path = CallNames(), ModulePath()
+    recorder = Recorder(calls, path)
+    hook = _Recording(recorder)
+    for name, parameter in (*state.layer.named_parameters(), *state.layer.named_buffers()):
+        recorder.parameter(name, parameter)
+    for position, tensor in enumerate(call.tensors):
+        recorder.argument(position, tensor)
+    try:
+        with path.follow(state.layer, recorder.seen), saved_tensors_hooks(hook.pack, unpack), calls, recorder:
+            result = call.run()
+        recording = recorder.finish(result)
+        plan = make_plan(recording, state.policy, mp_comm=state.mp_comm)
+        let_go(plan, list(zip(hook.slots, plan.saves, strict=True)), _cells(recording, plan))
+    finally:
+        hook.close()
+    state.last = plan
+    state.served["recorded"] += 1
+    if state.mismatches[key] < _MOST_MISMATCHES:
+        while len(state.plans) >= _MOST_PLANS:
+            del state.plans[next(iter(state.plans))]
+        state.plans[key] = plan
+    return result
+
+
+def _cells(recording: Recording, plan: LayerPlan) -> list[Cell]:
+    """What the recorded forward itself keeps to start from."""
+    cells: list[Cell] = []
+    for leaf in plan.program.leaves:
+        at = leaf.captured
+        anchor = recording.live(leaf.value)
+        cells.append(Cell())
+        cells[-1].fill(view(anchor, at.size, at.stride, at.start - leaf.anchor.start, at.dtype))
+    for draw in plan.program.draws:
+        cells.append(Cell())
+        cells[-1].fill(recording.state_before(draw.step))
+    return cells

@@ -1,0 +1,170 @@
+"""A recording as the graph that patterns are matched on and that the minimum cut works on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from evenload.plan.operators import Graph, Operator
+from evenload.plan.operators import Value as GraphValue
+from evenload.recompute.aten import collective, is_heavy
+from evenload.recompute.geometry import Ref
+from evenload.recompute.recording import refs
+from evenload.recompute.values import Recording, Step, Value
+
+WITHIN_REACH: Final = frozenset({"argument", "parameter", "pack", "module"})
+"""Sources that hooks can take a tensor from; the rest passes inside the layer, where only a dispatch mode sees it."""
+_NO_INPUT: Final = "input"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerGraph:
+    """A graph, and which of its names stands for what in the recording."""
+
+    graph: Graph
+    names: tuple[str, ...]
+    """Value of the recording -> its name."""
+    numbers: dict[str, int]
+    """Name -> value of the recording."""
+    steps: tuple[int, ...]
+    """Operator of the graph -> step of the recording."""
+
+
+def layer_graph(recording: Recording, *, hooks_only: bool) -> LayerGraph:
+    """The operators of a recorded layer.
+
+    Args:
+        recording: one forward of it.
+        hooks_only: what only a dispatch mode could keep counts as not keepable.
+    """
+    names = _names(recording)
+    saves = _saves(recording)
+    shown = [step for step in recording.steps if step.results or step.number in saves]
+    values = [_value(recording, value, name, hooks_only) for value, name in zip(recording.values, names, strict=True)]
+    incoming = names[recording.input] if recording.input is not None else _NO_INPUT
+    if recording.input is None:
+        values.append(GraphValue(name=_NO_INPUT, nbytes=0, held=True))
+    graph = Graph(
+        values=tuple(values),
+        operators=tuple(_operator(recording, step, names, saves.get(step.number, ())) for step in shown),
+        input=incoming,
+        output=names[recording.outputs[0]] if recording.outputs else incoming,
+    )
+    return LayerGraph(
+        graph=graph,
+        names=names,
+        numbers={name: number for number, name in enumerate(names)},
+        steps=tuple(step.number for step in shown),
+    )
+
+
+def _names(recording: Recording) -> tuple[str, ...]:
+    """A name for every value that is the same in every recording of an equal layer."""
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for value in recording.values:
+        name = _name(recording, value)
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(names)
+
+
+def _name(recording: Recording, value: Value) -> str:
+    if value.step is not None:
+        return label(recording.steps[value.step])
+    for source, _ in value.sources:
+        if source.kind == "parameter":
+            return source.at[0]
+        if source.kind == "argument":
+            return _NO_INPUT if value.number == recording.input else f"argument.{source.at[0]}"
+    return "outside"
+
+
+def label(step: Step) -> str:
+    """How an operator is named to a user."""
+    return Operator(path=step.path, name=step.name or step.aten, aten=step.aten).label
+
+
+def _saves(recording: Recording) -> dict[int, tuple[int, ...]]:
+    """Step -> values that its backward needs.
+
+    The first step that runs for an autograd node is the node's; a custom function may save what one of its later steps
+    makes, which then counts as that step's.
+    """
+    first: dict[int, int] = {}
+    for step in recording.steps:
+        first.setdefault(step.node, step.number)
+    found: dict[int, dict[int, None]] = {}
+    for saved in recording.saved:
+        if saved.at is not None:
+            maker = recording.values[saved.at.value].step
+            owner = first.get(saved.node, len(recording.steps) - 1)
+            if recording.steps:
+                found.setdefault(max(owner, maker or 0), {})[saved.at.value] = None
+    return {step: tuple(values) for step, values in found.items()}
+
+
+def _value(recording: Recording, value: Value, name: str, hooks_only: bool) -> GraphValue:
+    reachable = not hooks_only or any(source.kind in WITHIN_REACH for source, _ in value.sources)
+    floating = value.anchor.dtype.is_floating_point or value.anchor.dtype.is_complex
+    return GraphValue(
+        name=name,
+        nbytes=value.nbytes,
+        held=value.held,
+        differentiable=value.tensor.requires_grad if value.tensor is not None else floating,
+        given=value.step is None and not value.held and value.number != recording.input,
+        keepable=reachable and not value.overwritten,
+        escapes=value.step is not None and value.number in recording.outputs[1:],
+    )
+
+
+def _operator(recording: Recording, step: Step, names: Sequence[str], saves: Sequence[int]) -> Operator:
+    values = recording.values
+    comm = collective(step.func)
+    reads = dict.fromkeys((*step.reads, *(write.before for write in step.writes)))
+    touched = sum(values[number].nbytes for number in (*reads, *step.results))
+    name = step.name or step.aten
+    return Operator(
+        path=step.path,
+        name=name,
+        aten="" if step.aten == name else step.aten,
+        inputs=tuple(names[number] for number in reads),
+        outputs=tuple(names[number] for number in step.results),
+        parts=_parts(recording, step, names, reads),
+        saves=tuple(names[number] for number in saves),
+        flops=step.flops,
+        moved=float(touched),
+        comm=comm,
+        comm_bytes=_sent(recording, step) if comm else 0.0,
+        heavy=is_heavy(step.func) or step.random is not None,
+        once=step.once,
+        weight_bytes=sum(values[number].nbytes for number in reads if values[number].trainable),
+    )
+
+
+def _parts(
+    recording: Recording, step: Step, names: Sequence[str], reads: dict[int, None]
+) -> tuple[tuple[str, int], ...]:
+    """Inputs that are read in part only."""
+    most: dict[int, int] = {}
+
+    def note(at: Ref) -> None:
+        most[at.value] = max(most.get(at.value, 0), prod(at.size) * at.dtype.itemsize)
+
+    refs((step.args, step.kwargs), note)
+    nbytes = {number: recording.values[number].nbytes for number in reads}
+    return tuple((names[number], most[number]) for number in reads if number in most and most[number] < nbytes[number])
+
+
+def _sent(recording: Recording, step: Step) -> float:
+    """Bytes that one rank sends in a collective, by ring algorithms: (n - 1) / n of the whole, twice to reduce all."""
+    sizes = [recording.values[number].nbytes for number in (*step.reads, *step.results)]
+    if not sizes or not min(sizes):
+        return 0.0
+    given = [one for one in step.args if isinstance(one, int) and not isinstance(one, bool)]
+    ranks = given[0] if given else max(2, max(sizes) // min(sizes))
+    whole = max(sizes) * (ranks - 1) / ranks
+    return 2 * whole if collective(step.func) == "all_reduce" else whole

@@ -1,0 +1,245 @@
+"""What to do with every tensor that autograd saves in a layer: keep it, or drop it and compute it again.
+
+A plan is made once from a recording and followed by every forward of the layer that is like the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import torch
+
+from evenload.plan.mincut import Decision, decide
+from evenload.plan.policy import LayerPolicy
+from evenload.recompute.aten import collective, reads_only_shape
+from evenload.recompute.geometry import Ref
+from evenload.recompute.layer_graph import WITHIN_REACH, LayerGraph, label, layer_graph
+from evenload.recompute.program import Blank, Call, Draw, Leaf, Program
+from evenload.recompute.values import Recording, Saved, Step
+from evenload.recompute.wrappers import Wrapping, unwrap
+
+Path = Literal["hooks", "mode"]
+"""How later forwards are followed: by saved-tensor hooks alone, or by a dispatch mode besides."""
+
+_PREFERRED: Final = {kind: rank for rank, kind in enumerate(("parameter", "argument", "pack", "module", "step"))}
+
+
+class Drop(NamedTuple):
+    """How to get a dropped tensor back."""
+
+    at: Ref
+    wrappings: tuple[Wrapping, ...]
+
+
+class Save(NamedTuple):
+    """One tensor that autograd saves: how to recognise it, and what becomes of it."""
+
+    kind: type
+    size: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    """None: it is no strided memory."""
+    dtype: torch.dtype
+    drop: Drop | None
+    """None: it is kept."""
+    fills: tuple[int, ...]
+    """Leaves that are taken from it."""
+    label: str
+    """Who made it, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerPlan:
+    """The plan of one layer under one policy, for forwards like the recorded one."""
+
+    path: Path
+    why: str
+    """Why this path."""
+    saves: tuple[Save, ...]
+    program: Program
+    from_arguments: tuple[tuple[int, int], ...]
+    """(leaf, position of the tensor argument)."""
+    from_parameters: tuple[tuple[int, str], ...]
+    """(leaf, name of the parameter or buffer)."""
+    from_modules: Mapping[tuple[str, str], tuple[tuple[int, int, int], ...]]
+    """(module, "in" or "out") -> (leaf, call, position)."""
+    from_steps: Mapping[int, tuple[tuple[int, int], ...]]
+    """Step -> (leaf, result), of the mode path."""
+    from_generators: Mapping[int, int]
+    """Step that draws -> leaf, of the mode path."""
+    trace: tuple[Step, ...]
+    """All operators in order, of the mode path."""
+    outside: frozenset[int]
+    """Values that are there before the layer runs."""
+    graph: LayerGraph
+    decision: Decision
+    random_bytes: int = 0
+    """Bytes of generator states that are kept."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the layer keeps for backward, generator states included."""
+        return self.decision.kept_bytes + self.random_bytes
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped at all."""
+        return bool(self.program.saves)
+
+
+def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True) -> LayerPlan:
+    """Choose what to keep, and how to follow later forwards.
+
+    Hooks alone are enough unless the choice keeps a value that no hook can reach, draws random numbers again, or the
+    layer's own code depends on data; then a dispatch mode follows, which checks every operator.
+    """
+    full_view = layer_graph(recording, hooks_only=False)
+    best = decide(full_view.graph, policy, mp_comm=mp_comm)
+    hooks_view = layer_graph(recording, hooks_only=True)
+    within = decide(hooks_view.graph, policy, mp_comm=mp_comm)
+    within_plan = _Builder(recording, hooks_view, within, WITHIN_REACH).build("hooks", "")
+    if recording.reads_data:
+        why = "its code depends on data"
+    elif within.kept_bytes > best.kept_bytes:
+        why = "the best choice keeps what passes only inside a module"
+    elif within_plan.from_generators:
+        why = "random numbers are drawn again"
+    else:
+        return within_plan
+    return _Builder(recording, full_view, best, WITHIN_REACH | {"step"}).build("mode", why)
+
+
+class _Builder:
+    """Turns a decision about a graph into a plan."""
+
+    def __init__(self, recording: Recording, view: LayerGraph, decision: Decision, reach: frozenset[str]) -> None:
+        self._recording = recording
+        self._view = view
+        self._decision = decision
+        self._reach = reach
+        self._dropped = {view.numbers[name] for name in decision.dropped}
+        self._kept = {view.numbers[name] for name in decision.kept if name in view.numbers}
+        self._saved = {saved.at.value for saved in recording.saved if saved.at is not None}
+
+    def build(self, path: Path, why: str) -> LayerPlan:
+        steps, values = self._trace_back()
+        leaves = tuple(map(self._leaf, values))
+        random = [step for step in steps if step.generator is not None]
+        saved = [one.at.value for one in self._recording.saved if one.at is not None]
+        program = Program(
+            leaves=leaves,
+            draws=tuple(Draw(step=step.number, label=label(step)) for step in random),
+            calls=tuple(map(self._call, steps)),
+            saves=Counter(value for value in saved if value in self._dropped),
+        )
+        return LayerPlan(
+            path=path,
+            why=why,
+            saves=tuple(self._save(one, leaves) for one in self._recording.saved),
+            program=program,
+            from_arguments=tuple((leaf, at[0]) for leaf, at in _sources(leaves, "argument")),
+            from_parameters=tuple((leaf, at[0]) for leaf, at in _sources(leaves, "parameter")),
+            from_modules=_by_module(leaves),
+            from_steps=_by_step(leaves),
+            from_generators={step.number: at for at, step in enumerate(random, len(leaves))},
+            trace=tuple(self._recording.steps) if path == "mode" else (),
+            outside=frozenset(value.number for value in self._recording.values if value.step is None),
+            graph=self._view,
+            decision=self._decision,
+            random_bytes=sum(step.random.nbytes for step in random if step.random is not None),
+        )
+
+    def _trace_back(self) -> tuple[list[Step], list[int]]:
+        """The steps that make the dropped values, and the values that they start from, both in order."""
+        steps: dict[int, Step] = {}
+        leaves: list[int] = []
+        todo = list(self._dropped)
+        seen = set(todo)
+        while todo:
+            value = self._recording.values[todo.pop()]
+            if value.step is None or (value.number not in self._dropped and self._stays(value.number)):
+                leaves.append(value.number)
+            elif value.step not in steps:
+                step = steps[value.step] = self._recording.steps[value.step]
+                needs = _needs(step)
+                todo += [needed for needed in needs if needed not in seen]
+                seen.update(needs)
+        return [steps[number] for number in sorted(steps)], sorted(leaves)
+
+    def _stays(self, value: int) -> bool:
+        """Whether a value is there in backward without being computed again."""
+        return value in self._kept or value in self._saved
+
+    def _leaf(self, number: int) -> Leaf:
+        value = self._recording.values[number]
+        reachable = [(source, at) for source, at in value.sources if source.kind in self._reach]
+        source, at = min(reachable, key=lambda one: _PREFERRED[one[0].kind])
+        return Leaf(value=number, source=source, captured=at, anchor=value.anchor, label=self._view.names[number])
+
+    def _call(self, step: Step) -> Call:
+        writes = tuple((write.before, write.after) for write in step.writes)
+        values = self._recording.values
+        blank = reads_only_shape(step.func)
+        return Call(
+            step=step.number,
+            label=label(step),
+            func=step.func,
+            args=tuple(self._argument(one, blank) for one in step.args),
+            kwargs={name: self._argument(one, blank) for name, one in step.kwargs.items()},
+            needs=_needs(step),
+            writes=writes,
+            results=tuple(
+                (number, value, values[value].anchor) for number, value in enumerate(step.made) if value is not None
+            ),
+            generator=step.generator,
+            collective=collective(step.func) is not None,
+        )
+
+    def _argument(self, argument: Any, blank: bool) -> Any:
+        if isinstance(argument, Ref):
+            if blank:
+                device = self._recording.values[argument.value].device
+                return Blank(argument.size, argument.stride, argument.dtype, device)
+            return argument
+        if isinstance(argument, list):
+            return [self._argument(one, blank) for one in cast("list[Any]", argument)]
+        return argument
+
+    def _save(self, saved: Saved, leaves: tuple[Leaf, ...]) -> Save:
+        tensor, at = saved.tensor, saved.at
+        drop = Drop(at, unwrap(tensor)[1]) if at is not None and at.value in self._dropped else None
+        return Save(
+            kind=type(tensor),
+            size=tuple(tensor.shape),
+            stride=tensor.stride() if tensor.layout is torch.strided else None,
+            dtype=tensor.dtype,
+            drop=drop,
+            fills=tuple(leaf for leaf, one in _sources(leaves, "pack") if one == (saved.number,)),
+            label=self._view.names[at.value] if at is not None else "a tensor",
+        )
+
+
+def _needs(step: Step) -> tuple[int, ...]:
+    """Values that a step reads or writes over."""
+    return tuple(dict.fromkeys((*step.reads, *(write.before for write in step.writes))))
+
+
+def _sources(leaves: tuple[Leaf, ...], kind: str) -> list[tuple[int, tuple[Any, ...]]]:
+    """(position of the leaf, where it is) of the leaves that come from one kind of source."""
+    return [(at, leaf.source.at) for at, leaf in enumerate(leaves) if leaf.source.kind == kind]
+
+
+def _by_module(leaves: tuple[Leaf, ...]) -> dict[tuple[str, str], tuple[tuple[int, int, int], ...]]:
+    found: dict[tuple[str, str], tuple[tuple[int, int, int], ...]] = {}
+    for leaf, (path, call, end, position) in _sources(leaves, "module"):
+        found[path, end] = (*found.get((path, end), ()), (leaf, call, position))
+    return found
+
+
+def _by_step(leaves: tuple[Leaf, ...]) -> dict[int, tuple[tuple[int, int], ...]]:
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+    for leaf, (step, result) in _sources(leaves, "step"):
+        found[step] = (*found.get(step, ()), (leaf, result))
+    return found

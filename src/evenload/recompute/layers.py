@@ -1,0 +1,96 @@
+"""Which modules of a model are its repeated layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import torch
+
+from evenload.errors import EvenloadError, did_you_mean
+
+Named = tuple[str, torch.nn.Module]
+
+
+def find_layers(module: torch.nn.Module, layers: str | Iterable[str] | None) -> list[Named]:
+    """The layers that a policy counts, in order, with their paths.
+
+    Args:
+        module: the model, or a single layer.
+        layers: path of the container that holds them (`model.layers`), several such paths, or None to look for it.
+            The empty path is the module itself, as one layer.
+
+    Raises:
+        EvenloadError: a path leads nowhere, or nothing, or more than one thing, looks like the repeated layers.
+    """
+    if layers is None:
+        return list(_members(*_only_container(module)))
+    paths = [layers] if isinstance(layers, str) else list(layers)
+    found: list[Named] = []
+    for path in paths:
+        if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+            raise EvenloadError(f"{path!r} is no path of a module", where="$.layers", fix="write it as 'model.layers'")
+        found += _at(module, path)
+    if not found:
+        raise EvenloadError("no layer is named", where="$.layers", fix="leave `layers` out, or name a container")
+    return found
+
+
+def modules(module: torch.nn.Module) -> list[Named]:
+    """The modules below one, with their paths."""
+    named = cast("Iterable[Named]", module.named_modules())  # its own type says nothing of what it yields
+    return [(path, one) for path, one in named if path]
+
+
+def _at(module: torch.nn.Module, path: str) -> Iterator[Named]:
+    try:
+        target = module.get_submodule(path)
+    except AttributeError:
+        known = [name for name, _ in modules(module)]
+        raise EvenloadError(
+            f"the model has no module {path!r}", where="$.layers", fix=did_you_mean(path, known)
+        ) from None
+    if _is_container(target):
+        yield from _members(path, target)
+    else:
+        yield path, target
+
+
+def _is_container(module: torch.nn.Module) -> bool:
+    return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))
+
+
+def _members(path: str, container: torch.nn.Module) -> Iterator[Named]:
+    if not _is_container(container):
+        yield path, container
+        return
+    for name, child in container.named_children():
+        yield (f"{path}.{name}" if path else name), child
+
+
+def _only_container(module: torch.nn.Module) -> Named:
+    """The outermost container of equal layers, with most of the parameters that lie in such containers."""
+    found = list(_containers("", module))
+    if not found:
+        return "", module
+    sizes = {path: sum(one.numel() for one in container.parameters()) for path, container in found}
+    path, container = max(found, key=lambda one: sizes[one[0]])
+    if 2 * sizes[path] < sum(sizes.values()) or (len(found) > 1 and 2 * sizes[path] == sum(sizes.values())):
+        names = ", ".join(repr(one) for one, _ in found)
+        raise EvenloadError(
+            f"several modules hold repeated layers: {names}",
+            where="$.layers",
+            fix=f"name the one that is meant: layers={path!r}, or all of them in order",
+        )
+    return path, container
+
+
+def _containers(path: str, module: torch.nn.Module) -> Iterator[Named]:
+    if _is_container(module):
+        kinds = Counter(type(child) for child in module.children() if next(child.children(), None) is not None)
+        if kinds and max(kinds.values()) == len(list(module.children())) > 1:
+            yield path, module
+            return
+    for name, child in module.named_children():
+        yield from _containers(f"{path}.{name}" if path else name, child)

@@ -1,0 +1,125 @@
+"""When two forwards of a layer do the same: what is looked at before a recorded plan is followed.
+
+The arguments, the state of autocast and everything simple that the layer's modules hold (numbers, flags, names, which
+modules are inside) make up a key; forwards with equal keys run the same operators, unless the layer's code depends on
+data, which the recording notices, or on something out of reach, such as a global variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any, Final, cast
+
+import torch
+
+from evenload.recompute._torch_private import parameter_dictionaries, storage_key
+from evenload.recompute.wrappers import unwrap
+
+Key = tuple[Any, ...]
+_SIMPLE: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+
+
+def arguments_key(tree: Any, found: list[torch.Tensor]) -> Key:
+    """A key of a layer's arguments; appends their tensors to `found` in order."""
+    parts: list[Any] = []
+    _describe(tree, parts, found)
+    if len(found) > 1:
+        # tensors that share memory are one value in the recording
+        first: dict[int, int] = {}
+        for position, tensor in enumerate(found):
+            plain = unwrap(tensor)[0] if type(tensor) is not torch.Tensor else tensor
+            if plain is not None and plain.layout is torch.strided:
+                other = first.setdefault(storage_key(plain), position)
+                if other != position:
+                    parts.append((other, position, plain.storage_offset() - found[other].storage_offset()))
+    return tuple(parts)
+
+
+def _describe(tree: Any, parts: list[Any], found: list[torch.Tensor]) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+        strides = tree.stride() if tree.layout is torch.strided else None
+        parts += (type(tree), tree.shape, strides, tree.dtype, tree.device, tree.requires_grad, tree.is_leaf)
+    elif isinstance(tree, _SIMPLE):
+        parts += (type(tree), tree)
+    elif isinstance(tree, (tuple, list)):
+        items = cast("tuple[Any, ...]", tree)
+        parts += (type(items), len(items))
+        for item in items:
+            _describe(item, parts, found)
+    elif isinstance(tree, dict):
+        for name, item in cast("dict[Any, Any]", tree).items():
+            parts.append(name)
+            _describe(item, parts, found)
+        parts.append(None)
+    else:
+        parts += (type(tree), _simple_state(tree))
+
+
+def _simple_state(thing: Any) -> Key:
+    """What is simple among the attributes of an object."""
+    held = getattr(thing, "__dict__", None)
+    if not isinstance(held, dict):
+        return ()
+    return tuple((name, one) for name, one in cast("dict[str, Any]", held).items() if isinstance(one, _SIMPLE))
+
+
+def surroundings(device: str) -> Key:
+    """The state of autocast, for the processor and for a device."""
+    state: Key = ()
+    for kind in dict.fromkeys(("cpu", device)):
+        enabled = torch.is_autocast_enabled(kind)
+        state += (enabled, torch.get_autocast_dtype(kind) if enabled else None)
+    return state
+
+
+class Watch:
+    """What is simple in a layer's modules, read as fast as Python can."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self._readers: Final = tuple(_readers(layer))
+        dictionaries = [parameter_dictionaries(module)[0] for module in layer.modules()]
+        self._parameters: Final = tuple(
+            (held, name) for held in dictionaries for name, one in held.items() if one is not None
+        )
+
+    def key(self) -> Key:
+        """All of it, as it is now."""
+        try:
+            state = tuple([read(held) for held, read in self._readers])
+            return state, tuple([_parameter(held[name]) for held, name in self._parameters])
+        except (KeyError, AttributeError):  # something was taken away
+            return (object(),)
+
+
+_Reader = Callable[[dict[str, Any]], Any]
+
+
+def _readers(layer: torch.nn.Module) -> Iterator[tuple[dict[str, Any], _Reader]]:
+    """(dictionary, how to read what is simple in it) of every module, and of every object that a module holds."""
+    seen: set[int] = set()
+    for module in layer.modules():
+        held = module.__dict__
+        yield held, _reader(held)
+        yield parameter_dictionaries(module)[1], _values  # which modules are inside
+        for name, one in held.items():
+            if name.startswith("_") or callable(one) or isinstance(one, torch.Tensor) or not hasattr(one, "__dict__"):
+                continue
+            other: dict[str, Any] = one.__dict__
+            if id(other) not in seen:  # a configuration that the modules share
+                seen.add(id(other))
+                yield other, _reader(other)
+
+
+def _reader(held: dict[str, Any]) -> _Reader:
+    names = tuple(name for name, one in held.items() if isinstance(one, _SIMPLE))
+    return cast("_Reader", itemgetter(*names)) if names else len
+
+
+def _parameter(one: torch.Tensor) -> Key:
+    return one.requires_grad, one.dtype, type(one)
+
+
+def _values(held: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(held.values())

@@ -1,0 +1,227 @@
+"""Records one forward of a layer: which operators ran on which data, and what autograd saved.
+
+A dispatch mode sees every aten operator below autograd and autocast, with the tensors as the kernel gets them; a pair
+of saved-tensor hooks sees what autograd keeps. The content of a storage is one value until somebody writes to it, which
+makes the next value; views make none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from evenload.recompute._torch_private import TorchDispatchMode, is_wrapper_type, next_node, schema, storage_key
+from evenload.recompute.aten import draws, flops, is_inert, reads_data, reads_only_shape, unrepeatable
+from evenload.recompute.geometry import Ref, geometry, is_plain, ref
+from evenload.recompute.names import CallNames, ModulePath
+from evenload.recompute.values import Recording, Saved, Source, Step, Value, Write
+from evenload.recompute.wrappers import tensors, unwrap
+
+
+class Recorder(TorchDispatchMode):
+    """Active while the layer runs; `finish` gives the recording."""
+
+    def __init__(self, calls: CallNames, path: ModulePath) -> None:
+        cast("Any", super()).__init__()
+        self._calls = calls
+        self._path = path
+        self._values: list[Value] = []
+        self._steps: list[Step] = []
+        self._saved: list[Saved] = []
+        self._current: dict[int, int] = {}
+        self._storages: list[torch.UntypedStorage] = []
+        self._reads_data = False
+        self._input: int | None = None
+
+    # What is there before the layer runs
+
+    def parameter(self, name: str, tensor: torch.Tensor) -> None:
+        """Make a parameter or buffer of the layer known."""
+        plain, _ = unwrap(tensor)
+        if plain is not None and is_plain(plain):
+            value = self._value(plain)
+            value.held = True
+            value.trainable = tensor.requires_grad
+            value.sources.append((Source("parameter", (name,)), geometry(plain)))
+
+    def argument(self, position: int, tensor: torch.Tensor) -> None:
+        """Make a tensor argument of the layer known."""
+        plain, _ = unwrap(tensor)
+        if plain is not None and is_plain(plain):
+            value = self._value(plain)
+            value.sources.append((Source("argument", (position,)), geometry(plain)))
+            if tensor.is_leaf and tensor.requires_grad:
+                value.held = True  # autograd's graph holds it, to give it its gradient
+            if self._input is None:
+                self._input = value.number
+
+    def seen(self, path: str, call: int, end: str, tree: Any) -> None:
+        """Note the tensors that enter or leave a module: there a hook can take them."""
+        for position, tensor in enumerate(tensors(tree)):
+            plain, _ = unwrap(tensor)
+            if plain is not None and is_plain(plain):
+                source = Source("module", (path, call, end, position))
+                self._value(plain).sources.append((source, geometry(plain)))
+
+    # What the layer does
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(map(is_wrapper_type, types)):
+            return NotImplemented
+        if is_inert(func):
+            return func(*args, **kwargs)
+        step = Step(
+            number=len(self._steps),
+            func=func,
+            args=(),
+            kwargs={},
+            path=self._path.current,
+            name=self._calls.current,
+            aten=func.overloadpacket.__name__,
+            node=next_node(),
+        )
+        reads: dict[int, None] = {}
+        try:
+            step.args = tuple(self._encoded(one, reads) for one in args)
+            step.kwargs = {name: self._encoded(one, reads) for name, one in kwargs.items()}
+        except _NotPlainError:
+            step.once = True
+        draw = draws(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if draw is not None and draw.used(result):
+            step.random, step.generator = draw.state, draw.device
+        step.flops = flops(func, args, kwargs, result)
+        step.once = step.once or unrepeatable(func, args, kwargs)
+        self._reads_data = self._reads_data or reads_data(func)
+        step.writes = tuple(self._written(step, tensor) for tensor in written(func, args, kwargs))
+        step.made = tuple(self._made(step, number, tensor) for number, tensor in enumerate(tensors(result)))
+        step.reads = () if reads_only_shape(func) else tuple(reads)
+        self._steps.append(step)
+        return result
+
+    def pack(self, tensor: torch.Tensor) -> Saved:
+        """Saved-tensor hook: called for every tensor that autograd saves."""
+        plain, _ = unwrap(tensor)
+        at = None
+        number = len(self._saved)
+        if plain is not None and is_plain(plain):
+            value = self._value(plain)
+            at = ref(value.number, plain, value.anchor)
+            value.sources.append((Source("pack", (number,)), geometry(plain)))
+            if value.step is None and value.number != self._input:
+                value.held = True  # nobody in the layer made it, so that it stays with recomputation as without
+        saved = Saved(number=number, tensor=tensor, at=at, node=next_node())
+        self._saved.append(saved)
+        return saved
+
+    def finish(self, result: Any) -> Recording:
+        """The recording, when the layer has returned."""
+        outputs = [unwrap(tensor)[0] for tensor in tensors(result)]
+        known = [tensor for tensor in outputs if tensor is not None and is_plain(tensor)]
+        return Recording(
+            values=self._values,
+            steps=self._steps,
+            saved=self._saved,
+            input=self._input,
+            outputs=tuple(self._value(tensor).number for tensor in known),
+            reads_data=self._reads_data or self._calls.reads_data,
+        )
+
+    # Values
+
+    def _value(self, tensor: torch.Tensor) -> Value:
+        """The value that a plain tensor shows now."""
+        key = storage_key(tensor)
+        number = self._current.get(key)
+        if number is None:
+            self._storages.append(tensor.untyped_storage())  # held: its address must not be used again
+            number = self._current[key] = self._new(tensor)
+        return self._values[number]
+
+    def _new(self, tensor: torch.Tensor, step: int | None = None) -> int:
+        number = len(self._values)
+        self._values.append(
+            Value(
+                number=number,
+                nbytes=tensor.untyped_storage().nbytes(),
+                device=tensor.device,
+                anchor=geometry(tensor),
+                tensor=tensor,
+                step=step,
+            )
+        )
+        return number
+
+    def _written(self, step: Step, tensor: torch.Tensor) -> Write:
+        before = self._value(tensor)
+        before.overwritten = True
+        base = before.tensor if before.tensor is not None else tensor
+        after = self._new(base, step.number)
+        before.tensor = None
+        self._current[storage_key(tensor)] = after
+        return Write(before=before.number, after=after)
+
+    def _made(self, step: Step, result: int, tensor: torch.Tensor) -> int | None:
+        if not is_plain(tensor):
+            step.once = True
+            return None
+        key = storage_key(tensor)
+        if key in self._current:
+            value = self._values[self._current[key]]
+        else:
+            self._storages.append(tensor.untyped_storage())
+            value = self._values[self._new(tensor, step.number)]
+            self._current[key] = value.number
+        value.sources.append((Source("step", (step.number, result)), geometry(tensor)))
+        return value.number if value.step == step.number and not _wrote(step, value.number) else None
+
+    def _encoded(self, argument: Any, reads: dict[int, None]) -> Any:
+        """An argument with tensors turned into what they show."""
+        if isinstance(argument, torch.Tensor):
+            if not is_plain(argument):
+                raise _NotPlainError
+            value = self._value(argument)
+            reads[value.number] = None
+            return ref(value.number, argument, value.anchor)
+        if isinstance(argument, (list, tuple)):
+            return [self._encoded(one, reads) for one in cast("list[Any]", argument)]
+        return argument
+
+
+class _NotPlainError(Exception):
+    """An argument is no strided memory."""
+
+
+def _wrote(step: Step, value: int) -> bool:
+    return any(write.after == value for write in step.writes)
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors that a call changes in place, each storage once."""
+    if not schema(func).is_mutable:
+        return []
+    found: dict[int, torch.Tensor] = {}
+    for position, argument in enumerate(schema(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            for tensor in tensors(given):
+                if is_plain(tensor):
+                    found.setdefault(storage_key(tensor), tensor)
+    return list(found.values())
+
+
+def refs(tree: Any, found: Callable[[Ref], None]) -> None:
+    """Visit the tensors in the arguments of a step."""
+    if isinstance(tree, Ref):
+        found(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in cast("list[Any]", tree):
+            refs(item, found)
+    elif isinstance(tree, dict):
+        for item in cast("dict[str, Any]", tree).values():
+            refs(item, found)

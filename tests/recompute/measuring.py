@@ -1,0 +1,50 @@
+"""What the tests of recomputation measure: bytes by the allocator, operators by a dispatch mode, gradients by bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
+    """Copies of the gradients of all parameters."""
+    return [None if one.grad is None else one.grad.detach().clone() for one in module.parameters()]
+
+
+def same(ours: list[torch.Tensor | None], theirs: list[torch.Tensor | None]) -> bool:
+    """Whether two lists of gradients are equal to the bit."""
+    pairs = zip(ours, theirs, strict=True)
+    return all((one is None) == (two is None) and (one is None or torch.equal(one, two)) for one, two in pairs)
+
+
+VIEWS = frozenset({"detach", "as_strided", "view", "t", "alias"})
+
+
+class Operators(TorchDispatchMode):
+    """Counts the aten operators that run; views compute nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in VIEWS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def allocated(run: Callable[[], Any]) -> tuple[int, int, Any]:
+    """(bytes left when `run` is over, highest point on the way, what it returned), by the allocator's events."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = run()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    level = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        level += event.nbytes()
+        peak = max(peak, level)
+    return level, peak, result
