@@ -13,6 +13,7 @@ from evenload.errors import ANSWER_NO
 from evenload.profile.formula import formula_profile
 from evenload.profile.profile import Profile
 from evenload.report.estimate import as_json, as_text, estimate
+from evenload.report.names import as_json as operators_json
 from evenload.report.names import operator_tables
 from evenload.simulate.timeline import simulate
 
@@ -31,7 +32,9 @@ def run(model: ModelArgument, *, json: JsonFlag = False, verbose: VerboseFlag = 
     warn(inputs.notices)
     if json:
         said = as_json(answer) | {"model": inputs.model.name, "assumptions": profile.notes, "warnings": inputs.notices}
-        say_json(said | ({"ignored_keys": inputs.model.ignored} if verbose else {}))
+        if verbose:
+            said |= {"ignored_keys": inputs.model.ignored, "operators": operators_json(profile)}
+        say_json(said)
     else:
         say(as_text(answer, _heading(inputs)))
         if verbose:
