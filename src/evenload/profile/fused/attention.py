@@ -1,6 +1,8 @@
 """Attention with one projection for q, k and v, fused rotary embedding and a fused core.
 
-Source: Megatron-LM, `core/transformer/attention.py` (`get_query_key_value_tensors`).
+Sources: Megatron-LM, `core/transformer/attention.py` (`get_query_key_value_tensors`); Transformer Engine,
+`pytorch/attention/dot_product_attention/backends.py` (`FlashAttention.forward` makes q, k and v contiguous, so that v
+does not hold the whole projection).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ def attention(tape: Tape, source: Ref, shape: Attention, sizes: Sizes) -> Ref:
         query, key = norm(tape.at("q_norm"), query, dim), norm(tape.at("k_norm"), key, dim)
     turned = dim if shape.rotary_dim is None else shape.rotary_dim
     query, key = rotate(tape, query, turned, sizes), rotate(tape, key, turned, sizes)
+    value = tape.op("contiguous", (value,), value.like(), aten="clone")
     out = core(tape, (query, key, value), Heads(query=heads, dim=dim, value_dim=dim), sizes)
     return row(tape.at("o_proj"), out, heads * dim, sizes.hidden, sizes, bias=shape.out_bias)
 

@@ -90,7 +90,7 @@ def _products(tape: Tape, rows: Ref, weights: Ref, shape: Experts, sizes: Sizes)
     experts, inner = shape.experts // sizes.ep, shape.intermediate // sizes.expert_tp
     both = _grouped(tape.at("gate_up_proj"), rows, (experts, sizes.hidden, 2 * inner))
     act = activation_name(shape.activation)
-    name = {"silu": "weighted_swiglu", "gelu": "weighted_geglu"}.get(act, f"weighted_{act}")
+    name = {"silu": "swiglu", "gelu": "geglu"}.get(act, f"{act}_glu")
     hidden = Out(both.elements // 2, both.width)
     return _grouped(
         tape.at("down_proj"),
