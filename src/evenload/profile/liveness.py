@@ -19,8 +19,9 @@ Backward (PyTorch's autograd engine, `torch/csrc/autograd/engine.cpp`): operator
   new tensor (`InputBuffer::accumulate`).
 - Addition hands the gradient of its result on without a copy, as do concatenation (views of it) and cloning.
 - Gradients of parts of a value (`chunk`, `split`, slices) are joined to one of the whole value when that is needed.
-- The gradient of a smaller operand of a product is made at the size of the result; once the saved values are gone it
-  is summed up, or converted if the operand was of a narrower type (`validate_outputs`).
+- The gradient of a smaller operand of a product is made at the size of the result; then it is summed up, or converted
+  if the operand was of a narrower type (`validate_outputs`). Values computed again are gone by then, those that were
+  kept go after it (`release_variables`).
 - An operator that overwrites what it saved turns the saved value into its gradient.
 - A dropped value is computed again when it is first needed, with all that it follows from, and stays until its last
   use. Full recompute computes everything again before it starts (`torch.utils.checkpoint`), and keeps the layer's input
@@ -213,8 +214,10 @@ class _Backward:
             self.memory.change(weights, scratch)
             made = self._differentiate(operator, arrived)
             self.memory.change(-scratch)
-        self._used(operator.saves)
+        kept = set(self.decision.kept)
+        self._used(name for name in operator.saves if name not in kept)
         made = [(name, self._reduce(gradient, operator, name)) for name, gradient in made]
+        self._used(name for name in operator.saves if name in kept)
         for name in arrived:
             self._release(self.gradients.pop(name), name)
         for name, gradient in made:
