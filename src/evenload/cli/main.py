@@ -20,9 +20,13 @@ VERBS: Final[dict[str, str]] = {
     "names": "evenload.cli.names:run",
     "simulate": "evenload.cli.simulate:run",
     "report": "evenload.cli.report:run",
+    "track": "evenload.cli.track:track",
     "convert": "evenload.cli.convert:convert",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""
+
+HANDS_ON: Final = frozenset({"track"})
+"""Verbs that run something: the words after their first argument belong to that."""
 
 BROKEN_PIPE: Final = 141
 """Exit code when the reader of our output went away: what a program killed by SIGPIPE shows."""
@@ -82,7 +86,8 @@ def _app(words: Sequence[str]) -> typer.Typer:
     asked = words[0] if words and (words[0] in VERBS or words[0] == "--version") else None
     for verb, target in VERBS.items():
         if asked in (None, verb):
-            app.command(verb)(_load(target))
+            settings = {"allow_interspersed_args": verb not in HANDS_ON}
+            app.command(verb, context_settings=settings)(_load(target))
     return app
 
 

@@ -172,9 +172,8 @@ class Recorder:
         self._mode.__exit__(kind, error, traceback)
         self._hooks.remove()
         log, storages = self._logged(), self._storages
-        if error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
-            text = f"ended by {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            log.mark(Mark(kind=MarkKind.NOTE, index=storages.settle(), time=log.now(), text=text))
+        if error is not None:
+            self.ended_by(error)
         self._steps.host()
         storages.note_parts(held_parts())
         log.close(storages.settle())
@@ -191,6 +190,13 @@ class Recorder:
         self._logged()
         self._steps.told = True
         self._steps.end()
+
+    def ended_by(self, error: BaseException) -> None:
+        """Note what ended the recorded code."""
+        log = self._logged()
+        line = next(iter(str(error).splitlines()), "")
+        text = f"ended by {type(error).__name__}" + (f": {line}" if line else "")
+        log.mark(Mark(kind=MarkKind.NOTE, index=self._storages.settle(), time=log.now(), text=text))
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
