@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from evenload.dialects.megatron import MODULES, read_megatron, uniform_units
@@ -319,6 +319,8 @@ def test_every_loss_is_named(setup, policy, fact):
 
 @given(plans())
 def test_any_plan_is_written_and_never_recomputes_less_than_whole_layers_asked_for(plan):
+    setup = plan.setup
+    assume(setup.micro_batches * setup.dp <= 2**16)  # read back, all replicas' micro-batches are those of one
     writing = write_megatron(plan)
     again = read(writing.text).plan
     assert again.setup.pp == plan.setup.pp

@@ -1,7 +1,5 @@
 """YAML is read with the place of every value, and every malformed text ends in one clear error."""
 
-import time
-
 import pytest
 
 from evenload.dialects.yaml_source import parse_yaml, read_yaml, steps
@@ -108,9 +106,7 @@ def test_malformed_text_is_one_error_with_a_place(text, fact, where):
 def test_aliases_that_multiply_cost_nothing():
     bomb = "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
     bomb += "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
-    start = time.perf_counter()
-    source = parse_yaml(bomb)
-    assert time.perf_counter() - start < 2
+    source = parse_yaml(bomb)  # expanded, it would not fit into any memory
     assert len(source.data["a29"]) == 9
 
 
