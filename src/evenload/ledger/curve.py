@@ -57,8 +57,10 @@ def lives(ledger: Ledger, life: Life = "held") -> tuple[NDArray[np.int64], NDArr
     rows = ledger.allocations
     if life == "held":
         return rows.allocated, rows.freed
-    begin = np.where(rows.made >= 0, rows.made, rows.allocated)
-    return begin, np.where(rows.last_used > 0, np.minimum(rows.last_used + 1, rows.freed), begin)
+    told = rows.made >= 0  # the makers and users of graphs run over blocks that are allocated as one
+    begin = np.where(told, rows.made, rows.allocated)
+    end = np.where(told, rows.last_used + 1, np.minimum(rows.last_used + 1, rows.freed))
+    return begin, np.where(rows.last_used > 0, end, begin)
 
 
 def curve(ledger: Ledger, life: Life = "held", rows: NDArray[np.bool_] | None = None) -> Curve:
