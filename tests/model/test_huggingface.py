@@ -420,7 +420,7 @@ def test_the_prediction_layer_of_deepseek_v3_has_the_published_size():
         (b"[" * 100_000, "deep|valid", ""),
         (b"\xff\xfe{\x00}\x00", "UTF-8", ""),
         (b"[1, 2]", "no JSON object", ""),
-        (b"\x00\x01", "not valid JSON", ":1:1"),
+        (b"\x00\x01", "binary", ""),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused_with_its_place(tmp_path, content, fact, place):
@@ -453,5 +453,5 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "model.safetensors"
     with path.open("wb") as file:
         file.truncate(2**33)
-    with pytest.raises(EvenloadError, match="too large"):
+    with pytest.raises(EvenloadError, match="larger than"):
         read_config(path)

@@ -11,10 +11,10 @@ import typer
 from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.cli.check import layers_of
 from evenload.dialects.detect import DIALECTS, read_settings
-from evenload.dialects.files import write_text
 from evenload.dialects.reading import Reading, Writing
 from evenload.dialects.yaml_source import read_yaml
 from evenload.errors import EvenloadError
+from evenload.files import write_text
 
 
 class Target(StrEnum):

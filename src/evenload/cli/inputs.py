@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from evenload.cli.flags import Flags
 from evenload.dialects.detect import read_settings
-from evenload.dialects.files import parse_json
 from evenload.dialects.reading import Reading
 from evenload.errors import EvenloadError, Notice, did_you_mean
+from evenload.files import parse_json
 from evenload.model import Model
 from evenload.model.huggingface import model_from_config
 from evenload.model.presets import model_source, open_model

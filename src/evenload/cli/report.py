@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from evenload.cli._shared import JsonFlag, say, say_json, warn
-from evenload.dialects.files import read_text
 from evenload.errors import ANSWER_NO, EvenloadError, Notice
+from evenload.files import read_text
 from evenload.ledger.oom import OutOfMemory, read_oom, without_tips
 from evenload.ledger.oom_reasons import explain
 from evenload.ledger.settings import CUDA, NPU, VARIABLES, AllocConf, read_alloc_conf

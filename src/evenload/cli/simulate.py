@@ -12,8 +12,8 @@ from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, war
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import read_inputs
 from evenload.cli.tables import Lists, flag_of, limit_in, plan_over_table, refuse, split_recompute
-from evenload.dialects.files import write_text
 from evenload.errors import ANSWER_NO, EvenloadError
+from evenload.files import write_text
 from evenload.plan.schedule import default_schedule
 from evenload.profile.formula import formula_profile
 from evenload.profile.given import read_layer_table

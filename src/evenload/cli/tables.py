@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from evenload.cli.flags import Flags
 from evenload.cli.inputs import read_settings, read_setup
-from evenload.dialects.files import parse_json
 from evenload.errors import EvenloadError, Notice, relocate
+from evenload.files import parse_json
 from evenload.plan.layer_setting import LayerSetting
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, get_args
 
-from evenload.dialects.files import read_text
 from evenload.dialects.mindformers import LISTS, read_mindformers
 from evenload.dialects.mindformers_keys import READ_HERE, SECTIONS
 from evenload.dialects.mindformers_pynative import is_pynative, read_pynative
@@ -14,6 +13,7 @@ from evenload.dialects.reading import Dialect, Reading
 from evenload.dialects.typed import at
 from evenload.dialects.yaml_source import YamlSource, parse_yaml
 from evenload.errors import EvenloadError, did_you_mean
+from evenload.files import read_text
 
 DIALECTS: Final[tuple[Dialect, ...]] = get_args(Dialect)
 _YAML: Final = (".yaml", ".yml", ".json")

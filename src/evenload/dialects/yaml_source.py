@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from evenload.dialects.files import read_text
 from evenload.dialects.yaml_node import Node, Step, compose
 from evenload.errors import EvenloadError
+from evenload.files import read_text
 
 _BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[(['\"])(.*?)\3\]")

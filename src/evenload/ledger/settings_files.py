@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from evenload.dialects.files import read_text
 from evenload.errors import Notice
+from evenload.files import read_text
 from evenload.ledger.settings import CUDA, VARIABLES, AllocConf, read_alloc_conf
 
 _NAME: Final = "|".join(sorted(VARIABLES, key=len, reverse=True))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from evenload.errors import EvenloadError, did_you_mean
+from evenload.files import read_json
 from evenload.model.architectures import INNER, decoder_keys
 from evenload.model.families import Family, assemble
 from evenload.model.keys import Keys, as_list, as_mapping
 from evenload.model.spec import Model
 
-_LARGEST_FILE: Final = 8 * 2**20
 _TIED_BY_TEXT: Final = frozenset({"llama4"})
 _TIED_BY_EITHER: Final = frozenset({"llava", "qwen2_5_vl"})
 
@@ -28,7 +27,7 @@ def read_config(path: str | os.PathLike[str]) -> Model:
     file = Path(path)
     if os.path.isdir(file):  # noqa: PTH112  # unlike Path.is_dir, false for a name that is too long
         file = file / "config.json"
-    config = _load(file)
+    config = read_json(file)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return model_from_config(config, where=str(file), name=name or None)
 
@@ -137,46 +136,3 @@ def _ignored(outer: Keys, keys: Keys) -> tuple[str, ...]:
         return outer.unread()
     prefix = keys.path.removeprefix("$.")
     return (*outer.unread(), *(f"{prefix}.{key}" for key in keys.unread()))
-
-
-def _load(file: Path) -> object:
-    where = str(file)
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(_LARGEST_FILE + 1)
-        text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise EvenloadError("no such file", where=where, fix="give the path of a config.json") from None
-    except UnicodeDecodeError as error:
-        raise EvenloadError(f"not UTF-8 text (byte {error.start})", where=where, fix="save it as UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise EvenloadError(f"cannot be read: {error}", where=where, fix="check path and permissions") from None
-    if len(content) > _LARGEST_FILE:
-        raise EvenloadError("the file is too large for a configuration", where=where, fix="give a config.json")
-    if not text.strip():
-        raise EvenloadError("the file is empty", where=where, fix="give a Hugging Face config.json")
-    try:
-        config = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
-    except json.JSONDecodeError as error:
-        place = f"{where}:{error.lineno}:{error.colno}"
-        raise EvenloadError(f"not valid JSON: {error.msg}", where=place, fix="correct the file there") from None
-    except RecursionError:
-        raise EvenloadError("nested too deeply", where=where, fix="give a Hugging Face config.json") from None
-    except EvenloadError as error:
-        raise error.at(where) from None
-    except ValueError:
-        raise EvenloadError("a number has too many digits", where=where, fix="correct the number") from None
-    return config
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise EvenloadError(f"holds {word}, which is no JSON number", fix="write a number")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise EvenloadError(f"the key {twice!r} stands twice in one object", fix="remove one of the two")
-    return result

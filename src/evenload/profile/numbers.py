@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from evenload.dialects.files import read_json
 from evenload.dialects.yaml_source import read_yaml
 from evenload.errors import EvenloadError
+from evenload.files import read_json
 
 MOST: Final = 1e18
 """No time, size or rate of a real run is above this, in any unit that people use."""

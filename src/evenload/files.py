@@ -13,6 +13,8 @@ from evenload.errors import EvenloadError
 
 MAX_BYTES: Final = 64 * 2**20
 """Settings, plans and tables are small; a larger file is a mistake (a checkpoint, a device)."""
+_BINARY: Final = "this is a binary file, not text"
+_TEXT_WANTED: Final = "name the settings, the plan or the table"
 
 
 def read_text(path: str | Path) -> str:
@@ -35,11 +37,11 @@ def read_text(path: str | Path) -> str:
         raise EvenloadError(
             f"the file is larger than {MAX_BYTES // 2**20} MiB, which no settings file is",
             where=place,
-            fix="name the settings, the plan or the table",
+            fix=_TEXT_WANTED,
         )
     text = _decode(raw, place)
     if not text.strip():
-        raise EvenloadError("the file is empty", where=place)
+        raise EvenloadError("the file is empty", where=place, fix="name the file that was meant")
     return text
 
 
@@ -78,13 +80,13 @@ def parse_json(text: str, *, name: str = "JSON") -> object:
         return json.loads(text, object_pairs_hook=pairs, parse_float=number, parse_constant=constant)
     except json.JSONDecodeError as error:
         place = f"{name}:{error.lineno}:{error.colno}"
-        raise EvenloadError(f"this is not valid JSON: {error.msg}", where=place) from None
+        raise EvenloadError(f"this is not valid JSON: {error.msg}", where=place, fix="correct the text there") from None
     except RecursionError:
-        raise EvenloadError("the values are nested too deeply", where=name) from None
+        raise EvenloadError("the values are nested too deeply", where=name, fix="flatten them") from None
     except EvenloadError:
         raise
-    except ValueError as error:  # an integer with thousands of digits
-        raise EvenloadError(f"this is not valid JSON: {error}", where=name) from None
+    except ValueError:  # Python refuses to read it, and no size needs it
+        raise EvenloadError("a number has thousands of digits", where=name, fix="correct the number") from None
 
 
 def write_text(path: str | Path, text: str, *, force: bool = False) -> None:
@@ -151,7 +153,7 @@ def _decode(raw: bytes, place: str) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if b"\0" in raw[:4096]:
-            raise EvenloadError("this is a binary file, not text", where=place) from None
+            raise EvenloadError(_BINARY, where=place, fix=_TEXT_WANTED) from None
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
         raise EvenloadError(
@@ -160,7 +162,7 @@ def _decode(raw: bytes, place: str) -> str:
             fix="save it as UTF-8",
         ) from None
     if "\0" in text:
-        raise EvenloadError("this is a binary file, not text", where=place)
+        raise EvenloadError(_BINARY, where=place, fix=_TEXT_WANTED)
     return text
 
 
