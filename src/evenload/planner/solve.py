@@ -1,0 +1,215 @@
+"""`solve`: layers per chunk and recompute per layer, as quick as can be found within the limit, with a lower bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT
+from evenload.planner.baselines import baselines, even_counts, even_least
+from evenload.planner.candidate import Candidate, candidate
+from evenload.planner.costs import CHOICES, Floats
+from evenload.planner.effort import Effort, find_effort
+from evenload.planner.incumbent import Incumbent
+from evenload.planner.master import Master
+from evenload.planner.problem import Problem
+from evenload.planner.ranks import Ranks
+from evenload.planner.repair import repair
+from evenload.planner.result import Baseline, PlannerResult, Progress
+from evenload.planner.search import Search
+from evenload.planner.timing import Timing
+from evenload.profile.profile import Profile
+from evenload.setup import Setup
+
+TOLERANCE: Final = 1e-9
+"""Relative difference below which a bound and a step time are the same number."""
+RELAXATIONS: Final = 1000
+"""Most rows added while the program is still without whole numbers."""
+
+LEAST_NODES: Final = 500
+"""With fewer nodes than this left the exact solver hardly gets beyond the first, which is dear in large programs."""
+
+Tell = Callable[[Progress], None]
+
+
+def solve(
+    profile: Profile,
+    setup: Setup,
+    limit: float,
+    *,
+    seed: int = 0,
+    effort: str = "normal",
+    select: Sequence[str] = DEFAULT_SELECT,
+    comm: Sequence[str] = DEFAULT_COMM,
+    progress: Tell | None = None,
+) -> PlannerResult:
+    """Find the quickest plan within a memory limit, for given degrees, interleave, micro-batches and schedule.
+
+    Args:
+        profile: what layers cost.
+        setup: degrees, interleave, micro-batches, schedule.
+        limit: memory of one rank in the profile's unit; peak and `outside` memory must stay within it.
+        seed: of the search; the same seed gives the same plan.
+        effort: `quick`, `normal` or `thorough`.
+        select: patterns behind the choice `select`.
+        comm: patterns behind the choice `comm`.
+        progress: told now and then how far the planner is.
+
+    Raises:
+        EvenloadError: wrong input, or (exit code 1) no plan fits.
+    """
+    problem = Problem(profile=profile, setup=setup, limit=limit, select=tuple(select), comm=tuple(comm))
+    return Planner(problem, seed=seed, effort=find_effort(effort), progress=progress).solve()
+
+
+class Planner:
+    """One run: relaxation, exact solver and local search, until the gap is closed or the budget is spent."""
+
+    def __init__(self, problem: Problem, *, seed: int, effort: Effort, progress: Tell | None = None) -> None:
+        self.problem = problem
+        self.effort = effort
+        self.bound = 0.0
+        self.nodes = 0
+        self.incumbent = Incumbent(problem)
+        self.ranks = Ranks(problem)
+        self.timing = Timing(problem)
+        self.search = Search(problem, self.ranks, self.timing, seed)
+        self._seed = seed
+        self._tell = progress
+        self._in_master = 0
+
+    def solve(self) -> PlannerResult:
+        """Run; Ctrl-C ends it early with the best plan so far."""
+        began, interrupted = time.perf_counter(), False
+        compared = baselines(self.problem, self.ranks, self.timing)
+        for start in even_least(self.problem, self.ranks):
+            self._offer(start)
+        try:
+            self._run(scale=compared["even_full"].step_time)
+        except KeyboardInterrupt:
+            if self.incumbent.best is None:
+                raise
+            interrupted = True
+        return self._result(compared, time.perf_counter() - began, interrupted=interrupted)
+
+    def _run(self, scale: float) -> None:
+        master = Master(self.problem, time_scale=scale or 1.0, seed=self._seed)
+        if not self._relax(master):
+            return
+        if self.incumbent.best is None:
+            self._start()
+        first = 0.1 if self.problem.interleave == 1 else 0.9
+        self._local(first)
+        self._exact(master)
+        self._local(1 - first)
+
+    def _start(self) -> None:
+        """Layouts near the even ones, where these do not fit."""
+        for counts in even_counts(self.problem):
+            found = repair(self.ranks, counts)
+            if found is not None and (start := candidate(self.ranks, found)) is not None:
+                self._offer(start)
+
+    @property
+    def _closed(self) -> bool:
+        return self.bound >= self.incumbent.step_time * (1 - TOLERANCE)
+
+    def _relax(self, master: Master) -> bool:
+        """Without whole numbers: add the critical path of the solution until it is in; false where nothing fits."""
+        self._say("relaxation", 0.0)
+        for _ in range(RELAXATIONS):
+            outcome, bound = master.solve(whole=False)
+            if outcome.values is None:
+                return False
+            self.bound = max(self.bound, bound)
+            times = master.durations(outcome.values)
+            if self._step_time(*times) <= bound * (1 + TOLERANCE) or self.timing.learn(*times) is None:
+                break
+            self._sync(master)
+        return True
+
+    def _exact(self, master: Master) -> None:
+        """With whole numbers: as before, and every solution is a start; ends when no quicker plan can be there."""
+        left = self.effort.entries
+        for number in range(self.effort.rounds):
+            nodes = int(left / master.entries)
+            if self._closed or nodes < LEAST_NODES:
+                return
+            self._say("exact solver", number / self.effort.rounds)
+            self._sync(master)
+            if self.incumbent.best is not None:
+                master.below(self.incumbent.step_time * (1 - TOLERANCE))
+            before = self.bound
+            outcome, bound = master.solve(whole=True, nodes=nodes)
+            left -= max(outcome.nodes, 1) * master.entries
+            self.nodes += outcome.nodes
+            self.bound = max(self.bound, min(bound, self.incumbent.step_time))
+            if outcome.values is None:
+                return
+            times = master.durations(outcome.values)
+            new = self.timing.learn(*times) is not None
+            choices = master.choices(outcome.values)
+            found = candidate(self.ranks, tuple(choices.sum(axis=1).tolist()), choices)
+            better = found is not None and self._offer(found)
+            if not (new or better) or (not outcome.solved and self._stuck(before)):
+                return
+
+    def _stuck(self, before: float) -> bool:
+        """The solver ends at its limit and the bound hardly moves: more rounds would be the same."""
+        return self.bound - before < 0.05 * (self.incumbent.step_time - before)
+
+    def _local(self, share: float) -> None:
+        if self.incumbent.best is None or self._closed:
+            return
+        actions = 2 * self.problem.chunks * self.problem.setup.micro_batches
+        batches = max(1, int(share * self.effort.batches_for(actions)))
+        self.search.improve(
+            self.incumbent.best,
+            self.incumbent.step_time,
+            batches=batches,
+            target=self.bound * (1 + TOLERANCE),
+            found=self.incumbent.offer,
+            tick=lambda batch: self._say("search", batch / batches),
+        )
+
+    def _offer(self, found: Candidate) -> bool:
+        """Time a candidate, settle its recompute, and keep it if it is the best."""
+        settled, step_time = self.search.settle(found, self._step_time(found.forward, found.backward))
+        return self.incumbent.offer(settled, step_time)
+
+    def _step_time(self, forward: Floats, backward: Floats) -> float:
+        return float(self.timing.step_times(forward[None], backward[None])[0])
+
+    def _sync(self, master: Master) -> None:
+        """Give the program the paths that are new."""
+        for path in self.timing.paths[self._in_master :]:
+            master.add(path)
+        self._in_master = len(self.timing.paths)
+
+    def _say(self, phase: str, done: float) -> None:
+        if self._tell is not None:
+            best = None if self.incumbent.best is None else self.incumbent.step_time
+            self._tell(Progress(phase=phase, done=done, step_time=best, bound=self.bound))
+
+    def _result(self, compared: dict[str, Baseline], seconds: float, *, interrupted: bool) -> PlannerResult:
+        problem, best, step_time = self.problem, self.incumbent.best, self.incumbent.step_time
+        if best is None:
+            raise problem.nothing_fits(f"no plan within {problem.limit:g} {problem.profile.memory_unit} was found")
+        choices = best.choices
+        return PlannerResult(
+            plan=problem.plan(best.counts, choices),
+            limit=problem.limit,
+            step_time=step_time,
+            bound=step_time if self._closed else self.bound * (1 - TOLERANCE),
+            peaks=best.peaks,
+            layers_per_stage=problem.table(best.counts),
+            recompute={choice: problem.table(choices[:, at].tolist()) for at, choice in enumerate(CHOICES)},
+            baselines=compared,
+            seconds=seconds,
+            interrupted=interrupted,
+            evaluations=self.timing.evaluations,
+            nodes=self.nodes,
+            memory_unit=problem.profile.memory_unit,
+            time_unit=problem.profile.time_unit,
+        )
