@@ -119,9 +119,10 @@ class Search:
         if not len(hopeful):
             return None
         times = self.timing.step_times(forward[hopeful], backward[hopeful])
-        seen.update(tried[index].key for index in hopeful.tolist())
+        simulated: list[int] = hopeful.tolist()
+        seen.update(tried[index].key for index in simulated)
         at = int(times.argmin())
-        quickest = int(hopeful[at])
+        quickest = simulated[at]
         self.timing.learn(forward[quickest], backward[quickest])
         return (tried[quickest], float(times[at])) if times[at] <= ceiling else None
 
