@@ -64,6 +64,10 @@ class Log:
             self._text(cells.STRING, text.encode(errors="backslashreplace"))
         return position
 
+    def text(self, position: int) -> str:
+        """The string at a position."""
+        return next(text for text, known in self._strings.items() if known == position)
+
     def device(self, name: str) -> int:
         """Code of a device."""
         code = self._devices.get(name)

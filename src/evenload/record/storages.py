@@ -71,6 +71,8 @@ class Storages:
         self.clock = 1
         self.late = False
         """Whether a storage that nobody saw being made must be new: so from the second step on."""
+        self.numbers_on_host = False
+        """Whether single numbers from `torch.tensor` are memory of the host, as on a run with an accelerator."""
         self._log = log
         self._where = where
         self._fake = fake
@@ -110,7 +112,8 @@ class Storages:
         elif result is not None:
             for tensor in flat(result):
                 self._made(tensor, names, foreign=traits.fresh, pinned=_pins(traits, kwargs))
-        self._used(traits, arguments(traits.tensors, args, kwargs))
+        if not (traits.fresh and self._fake):  # what a fake number stands in for is the number itself
+            self._used(traits, arguments(traits.tensors, args, kwargs))
         if traits.resizes or traits.writes:
             self._written(traits, args, kwargs, result)
         self._ended()
@@ -248,6 +251,8 @@ class Storages:
             return
         if foreign and not self._fake and not storage.resizable():
             device = self._log.device("foreign")
+        elif foreign and self.numbers_on_host and not tensor.dim():
+            device = self._log.device("cpu")
         elif pinned:
             self._pins = True
             device = self._log.device("pinned")
