@@ -9,8 +9,10 @@ __all__ = ["EvenloadError", "LayerSetting", "__version__"]
 
 def __getattr__(name: str) -> object:
     """The rooms that import torch come in when they are asked for."""
-    if name in {"recompute", "record"}:
-        from importlib import import_module  # noqa: PLC0415  # `import evenload` stays free of torch
+    from importlib import import_module  # noqa: PLC0415  # `import evenload` stays free of torch
 
+    if name in {"recompute", "record"}:
         return import_module(f"evenload.{name}")
+    if name == "dryrun":
+        return import_module("evenload.record.dryrun").dryrun
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from operator import attrgetter, methodcaller
 from typing import Any, Final
 
@@ -24,11 +25,15 @@ def _find(path: str) -> Any:
     for name in path.split("."):
         found = getattr(found, name, None)
     if found is None:
-        raise EvenloadError(
-            f"this PyTorch ({torch.__version__}) has no torch.{path}, which recording needs",
-            fix="use PyTorch 2.13 or 2.14",
-        )
+        raise _missing(path)
     return found
+
+
+def _missing(path: str) -> EvenloadError:
+    return EvenloadError(
+        f"this PyTorch ({torch.__version__}) has no torch.{path}, which recording needs",
+        fix="use PyTorch 2.13 or 2.14",
+    )
 
 
 __import__("torch.utils._python_dispatch")
@@ -37,6 +42,14 @@ __import__("torch._subclasses.fake_tensor")
 DispatchMode: Final[Any] = _find("utils._python_dispatch.TorchDispatchMode")
 """Sees every operator that reaches a kernel, after autograd and autocast have had their say."""
 FakeTensor: Final[type[torch.Tensor]] = _find("_subclasses.fake_tensor.FakeTensor")
+FakeTensorMode: Final[Any] = _find("_subclasses.fake_tensor.FakeTensorMode")
+FakeCopyMode: Final[Any] = _find("_subclasses.fake_tensor.FakeCopyMode")
+"""Copies what is copied inside it as fake tensors."""
+NEEDS_DATA: Final[tuple[type[Exception], ...]] = tuple(
+    _find(f"_subclasses.fake_tensor.{name}")
+    for name in ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+)
+"""What fake tensors raise when a result depends on data; each names the operator as `func`."""
 graph_task: Final[Callable[[], int]] = _find("_C._current_graph_task_id")
 """Number of the backward that runs in this thread; -1: none."""
 current_node: Final[Callable[[], Any]] = _find("_C._current_autograd_node")
@@ -67,3 +80,28 @@ def propagator() -> type[Any] | None:
 
 PROPAGATE: Final = "_propagate_tensor_meta_non_cached"
 """Method of the propagator that runs operators."""
+
+
+flash_attention: Final[Any] = _find("ops.aten._scaled_dot_product_flash_attention")
+efficient_attention: Final[Any] = _find("ops.aten._scaled_dot_product_efficient_attention")
+math_attention: Final[Any] = _find("ops.aten._scaled_dot_product_attention_math")
+to_copy: Final[Any] = _find("ops.aten._to_copy.default")
+_DESTROY: Final = "_destroy"
+CONVERT: Final = "_apply"
+"""Method of modules that `Module.to` and its like go through."""
+
+
+def take_away(library: torch.library.Library) -> None:
+    """Take away the kernels that a library has put in place."""
+    getattr(library, _DESTROY)()
+
+
+def foreach_tables() -> tuple[tuple[Any, ...], str, tuple[list[Any], ...]]:
+    """What decides whether an optimizer runs foreach: (modules that ask a function, its name, lists of classes)."""
+    name, kinds = "_get_foreach_kernels_supported_devices", "_foreach_supported_types"
+    utils, optimizers = import_module("torch.utils._foreach_utils"), import_module("torch.optim.optimizer")
+    for module in (utils, optimizers):
+        for needed in (name, kinds):
+            if not hasattr(module, needed):
+                raise _missing(f"{module.__name__}.{needed}".removeprefix("torch."))
+    return (utils, optimizers), name, (getattr(utils, kinds), getattr(optimizers, kinds))

@@ -18,6 +18,11 @@ _SKIPPED: Final = tuple(str(Path(str(package.__file__)).parent) + os.sep for pac
 _RUNNERS: Final = frozenset({"<frozen runpy>", "<frozen importlib._bootstrap>"})
 
 
+def is_library(filename: str) -> bool:
+    """Whether a file is code of PyTorch, of evenload or of the interpreter."""
+    return filename.startswith(_SKIPPED) or filename in _RUNNERS
+
+
 class Frames:
     """The current Python stack as a position in the frames of a log."""
 
@@ -34,7 +39,7 @@ class Frames:
             code = frame.f_code
             skipped = self._skipped.get(code)
             if skipped is None:
-                skipped = self._skipped[code] = code.co_filename.startswith(_SKIPPED) or code.co_filename in _RUNNERS
+                skipped = self._skipped[code] = is_library(code.co_filename)
             if not skipped:
                 lines.append((code, frame.f_lineno or 0))
             frame = frame.f_back

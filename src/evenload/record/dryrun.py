@@ -1,0 +1,165 @@
+"""The dry run: a training step as the target would run it, without the target and without its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from evenload.errors import EvenloadError
+from evenload.ledger.ledger import Ledger
+from evenload.record._torch_private import FakeCopyMode
+from evenload.record.failures import explained
+from evenload.record.rehearsal import Rehearsal
+from evenload.record.targets import find_target
+from evenload.record.training import OptimizerName, Step, Training, make_optimizer, wants_batch, wants_optimizer
+
+
+def dryrun(
+    model_or_builder: nn.Module | Callable[[], Any],
+    step: Step | None = None,
+    *,
+    device: str = "cuda",
+    inputs: Any = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: OptimizerName | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
+    steps: int = 2,
+    micro_batches: int = 1,
+    autocast: torch.dtype | None = None,
+) -> Ledger:
+    """Run training steps without the device and without the memory, and record what they would allocate.
+
+    The operators are those that run on `device`, see `evenload.record.targets`. The second step is what all later
+    ones are like: the optimizer has its states then.
+
+    Args:
+        model_or_builder: a model, which stays as it is, or a function that builds one. A function may return the model
+            alone, or with a step function, an optimizer or inputs beside it, in a tuple; it is called where tensors
+            take no memory, so a model of any size can be built.
+        step: the training step, `step(model)`; a parameter called `optimizer` gets the optimizer, another one the
+            inputs. None: forward, loss, backward, optimizer.
+        device: the device that the run is for: `cuda`, `npu`, `xpu` or `cpu`. It need not be there.
+        inputs: what the model is called with: a tensor, a tuple, a mapping of keywords, or a function that makes one.
+            Only shapes and types matter.
+        loss: from what the model returns to the loss. None: the `loss` that it returns, or the sum of what it returns.
+        optimizer: `adamw`, `adamw-fused`, `adamw-loop`, `sgd`, `none`, or a function of the parameters.
+        steps: how many steps to run.
+        micro_batches: forwards and backwards in the built-in step.
+        autocast: type in which the built-in forward runs under autocast.
+
+    Raises:
+        EvenloadError: an argument is wrong, the model needs the data of a tensor, or its code fails.
+
+    Examples:
+        >>> import torch, evenload
+        >>> from evenload.ledger.curve import curve
+        >>> ledger = evenload.dryrun(torch.nn.Linear(1024, 1024), inputs=torch.empty(64, 1024))
+        >>> curve(ledger).peak
+        21254144
+    """
+    target = find_target(device)
+    _check(model_or_builder, step, steps, micro_batches)
+    with Rehearsal(target) as rehearsal, explained(rehearsal):
+        model, parts = _built(model_or_builder, rehearsal)
+        own = cast("Step | None", parts.get("step", step))
+        training = Training(
+            batch=_batches(parts.get("inputs", inputs), rehearsal, needed=own is None or wants_batch(own)),
+            loss=loss,
+            micro_batches=micro_batches,
+            autocast=autocast,
+            device=target.kind,
+            own=own,
+        )
+        if "optimizer" in parts:
+            chosen = cast("torch.optim.Optimizer", parts["optimizer"])
+        else:
+            chosen = make_optimizer(optimizer, model) if own is None or wants_optimizer(own) else None
+        run(rehearsal, model, training, chosen, steps=steps)
+    return rehearsal.ledger
+
+
+def run(
+    rehearsal: Rehearsal,
+    model: nn.Module,
+    training: Training,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    steps: int,
+) -> None:
+    """Record training steps of a model that was built in a rehearsal."""
+    with rehearsal.recorded(model, optimizer) as count:
+        count.told = True
+        for _ in range(steps):
+            training.step(model, optimizer)
+            count.end()
+
+
+def _check(model_or_builder: object, step: object, steps: object, micro_batches: object) -> None:
+    if not callable(model_or_builder):
+        raise EvenloadError(
+            f"{type(model_or_builder).__name__} is neither a torch.nn.Module nor a function that builds one",
+            where="$.model_or_builder",
+        )
+    if step is not None and not callable(step):
+        raise EvenloadError(f"step is a {type(step).__name__}, not a function", where="$.step")
+    for name, value in (("steps", steps), ("micro_batches", micro_batches)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
+
+
+def _built(model_or_builder: nn.Module | Callable[[], Any], rehearsal: Rehearsal) -> tuple[nn.Module, dict[str, Any]]:
+    """The model without memory, and what its builder made beside it."""
+    if isinstance(model_or_builder, nn.Module):
+        return _copied(model_or_builder, rehearsal), {}
+    made = model_or_builder()
+    items = cast("tuple[Any, ...]", made) if isinstance(made, tuple) else (made,)
+    model: nn.Module | None = None
+    parts: dict[str, Any] = {}
+    for item in items:
+        if isinstance(item, nn.Module) and model is None:
+            model = item
+        elif isinstance(item, torch.optim.Optimizer):
+            parts["optimizer"] = item
+        elif callable(item):
+            parts["step"] = item
+        else:
+            parts["inputs"] = item
+    if model is None:
+        raise EvenloadError(
+            f"the builder returns {type(cast('object', made)).__name__}, and no torch.nn.Module in it",
+            fix="return the model",
+        )
+    return model, parts
+
+
+def _copied(model: nn.Module, rehearsal: Rehearsal) -> nn.Module:
+    try:
+        with FakeCopyMode(rehearsal.fake):
+            return deepcopy(model)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise EvenloadError(
+            f"the model cannot be copied: {error}", fix="pass a function that builds it in place of the model"
+        ) from error
+
+
+def _batches(inputs: Any, rehearsal: Rehearsal, *, needed: bool) -> Callable[[], Any]:
+    """Makes what the model is called with."""
+    if inputs is None:
+        if needed:
+            raise EvenloadError(
+                "nothing says what the model is called with", where="$.inputs", fix="pass inputs=, or a step function"
+            )
+        return lambda: None
+    if callable(inputs) and not isinstance(inputs, torch.Tensor):
+        return inputs
+    fake = rehearsal.fake
+
+    def stand_in(value: Any) -> Any:
+        return fake.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+    batch = tree_map(stand_in, inputs)
+    return lambda: batch

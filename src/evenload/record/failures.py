@@ -1,0 +1,68 @@
+"""What goes wrong in a dry run, said in the words of the user's code."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from evenload.errors import EvenloadError
+from evenload.record._torch_private import NEEDS_DATA
+from evenload.record.frames import is_library
+from evenload.record.rehearsal import Rehearsal
+
+_ON_META: Final = re.compile(
+    r"(\S+?):? (?:attempted to run this operator|cannot be called) (?:with|on) meta", re.IGNORECASE
+)
+
+
+@contextmanager
+def explained(rehearsal: Rehearsal) -> Generator[None]:
+    """Turn what the user's code raises inside the block into one clear error.
+
+    Raises:
+        EvenloadError: an operator needs data that a dry run does not have, or the code failed.
+    """
+    try:
+        yield
+    except EvenloadError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise _told(error, rehearsal) from error
+
+
+def _told(error: Exception, rehearsal: Rehearsal) -> EvenloadError:
+    place = _place(error)
+    module = rehearsal.module()
+    at = f" in {module}" if module else ""
+    operator = _needing(error)
+    if operator is not None:
+        return EvenloadError(
+            f"{operator}{at} needs the data of a tensor, and a dry run has shapes only",
+            where=place,
+            fix="run it for real with fewer layers: evenload dryrun TARGET --real --layers 2; or take the data out of "
+            "the decision (experts: grouped_mm)",
+        )
+    text = str(error).strip().splitlines()
+    return EvenloadError(
+        f"the code{at} raised {type(error).__name__}: {text[0] if text else 'no message'}", where=place
+    )
+
+
+def _needing(error: BaseException | None) -> str | None:
+    """The operator that needs data, if that is what an error or one behind it says."""
+    while error is not None:
+        if isinstance(error, NEEDS_DATA):
+            return str(getattr(error, "func", error)).removesuffix(".default")
+        if found := _ON_META.search(str(error)):
+            return found[1]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _place(error: BaseException) -> str | None:
+    """The innermost line outside the libraries."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else None

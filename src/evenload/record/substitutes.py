@@ -1,0 +1,177 @@
+"""Puts the operator choices of a target in place, for as long as a dry run lasts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from evenload.record._torch_private import CONVERT, FakeTensor, foreach_tables, take_away
+from evenload.record.attention import attention
+from evenload.record.targets import Target
+
+
+@contextmanager
+def substituted(target: Target) -> Generator[None]:
+    """Run the operators of a target inside the block. See `evenload.record.targets` for the table."""
+    with ExitStack() as stack:
+        _unpacked_masks(stack)
+        _conversions(stack)
+        if target.accelerator:
+            _fused_attention(stack)
+            _flex_attention(stack)
+            _foreach(stack)
+            _autocast(stack, target)
+            _moves(stack, target)
+        yield
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _fused_attention(stack: ExitStack) -> None:
+    operator = torch.ops.aten.scaled_dot_product_attention.default
+
+    def chosen(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if query.device.type == "meta" or isinstance(query, FakeTensor):
+            return attention(query, *args, **kwargs)
+        return operator.decompose(query, *args, **kwargs)  # a real tensor, which is nobody's dry run
+
+    library: Any = torch.library.Library("aten", "IMPL")
+    stack.callback(take_away, library)
+    for key in ("AutogradMeta", "AutogradCPU"):
+        library.impl("scaled_dot_product_attention", chosen, key)
+
+
+def _flex_attention(stack: ExitStack) -> None:
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    if module is None:
+        return
+
+    def flex_attention(  # noqa: PLR0917  # the signature of the function
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: Any = None,  # noqa: ARG001  # of no memory
+        block_mask: Any = None,  # noqa: ARG001
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        **_options: Any,
+    ) -> Any:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+        return (out, query.new_empty(query.shape[:-1], dtype=torch.float32)) if return_lse else out
+
+    _replace(stack, module, "flex_attention", flex_attention)
+
+
+def _foreach(stack: ExitStack) -> None:
+    """Let optimizers choose as they do on an accelerator."""
+    owners, name, types = foreach_tables()
+
+    def with_stand_ins(original: Any) -> Any:
+        @wraps(original)
+        def devices() -> list[str]:
+            return [*original(), "cpu", "meta"]
+
+        return devices
+
+    for owner in owners:
+        _replace(stack, owner, name, with_stand_ins(getattr(owner, name)))
+    for known in types:
+        if FakeTensor not in known:
+            known.append(FakeTensor)
+            stack.callback(known.remove, FakeTensor)
+
+
+def _autocast(stack: ExitStack, target: Target) -> None:
+    """Let `torch.autocast` of the target act on fake CPU tensors."""
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    @wraps(original)
+    def of_target(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == target.kind:
+            dtype = torch.get_autocast_dtype(device_type) if dtype is None else dtype
+            device_type = "cpu"
+        original(self, device_type, dtype, *args, **kwargs)
+
+    _replace(stack, torch.amp.autocast_mode.autocast, "__init__", of_target)
+
+
+def _moves(stack: ExitStack, target: Target) -> None:
+    """Let tensors be moved to the target, and programs wait for it: all of them stand for tensors there."""
+    here = torch.device("cpu")
+    plain = torch.Tensor.to
+
+    def at_home(place: Any) -> Any:
+        if isinstance(place, (torch.device, str)):
+            return here if torch.device(place).type == target.kind else place
+        return here if type(place) is int else place
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and not isinstance(args[0], (torch.Tensor, torch.dtype)):
+            args = (at_home(args[0]), *args[1:])
+        elif "device" in kwargs:
+            kwargs = {**kwargs, "device": at_home(kwargs["device"])}
+        return plain(self, *args, **kwargs)
+
+    def stay(self: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return self
+
+    for name, method in (("to", to), ("pin_memory", stay), (target.kind, stay)):
+        if hasattr(torch.Tensor, name):
+            setattr(torch.Tensor, name, method)
+            stack.callback(delattr, torch.Tensor, name)
+    module = getattr(torch, target.kind, None)
+    for name in ("synchronize", "set_device"):
+        if hasattr(module, name):
+            _replace(stack, module, name, _nothing)
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Does nothing: there is no device to wait for."""
+
+
+def _conversions(stack: ExitStack) -> None:
+    """Let modules of fake tensors be converted: PyTorch would exchange the tensors, which weak references forbid."""
+    original: Any = getattr(nn.Module, CONVERT)
+
+    @wraps(original)
+    def apply(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:  # its signature
+        own = [parameter for parameter in self.parameters(recurse=False) if type(parameter) is FakeTensor]
+        if not own:
+            return original(self, fn, recurse)
+        for child in self.children() if recurse else ():
+            getattr(child, CONVERT)(fn)
+        with torch.no_grad():
+            for parameter in own:
+                parameter.data = fn(parameter)
+                if parameter.grad is not None:
+                    parameter.grad.data = fn(parameter.grad)
+            for name, buffer in self.named_buffers(recurse=False):
+                setattr(self, name, fn(buffer))
+        return self
+
+    _replace(stack, nn.Module, CONVERT, apply)
+
+
+def _unpacked_masks(stack: ExitStack) -> None:
+    """A batch that is not packed: what transformers finds by looking at the positions."""
+    module: Any = sys.modules.get("transformers.masking_utils")
+    if module is None or not hasattr(module, "find_packed_sequence_indices"):
+        return
+
+    def find_packed_sequence_indices(position_ids: torch.Tensor) -> None:
+        before = position_ids[:, :1] - 1
+        steps = torch.diff(position_ids, prepend=before, dim=-1)
+        number = (steps != 1).cumsum(-1)
+        (number[:, -1] == 0).all()
+
+    _replace(stack, module, "find_packed_sequence_indices", find_packed_sequence_indices)

@@ -1,0 +1,182 @@
+"""The table of operator choices: what runs on the device that a dry run stands for, where this host would differ.
+
+A dry run computes shapes on fake CPU tensors or on `meta`. Where PyTorch chooses an operator by the device, the choice
+of the target is put in its place; every choice that does so is a row here, and rows are what `--verbose` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from evenload.errors import EvenloadError, did_you_mean, shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One operator whose memory depends on the device, and what a dry run takes."""
+
+    operator: str
+    """What the model calls."""
+    runs: str
+    """What is taken for the target."""
+    here: str
+    """What would run on this host."""
+    effect: str
+    """What differs in memory."""
+    source: str
+    """Where the rule is from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspace:
+    """Device memory that no dry run sees, because kernels ask for it themselves."""
+
+    name: str
+    nbytes: int | None
+    """Bytes of one of them; None: depends on the run."""
+    inside: bool
+    """Inside PyTorch's allocator, so that `torch.cuda.max_memory_allocated` counts it."""
+    note: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The device that a dry run stands for."""
+
+    kind: str
+    """`cuda`, `npu`, `xpu` or `cpu`."""
+    name: str
+    """What the ledger calls it, `cuda:0`."""
+
+    @property
+    def accelerator(self) -> bool:
+        """Whether it has a memory of its own."""
+        return self.kind != "cpu"
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Rows of the table that hold for it."""
+        return (*(ACCELERATOR_CHOICES if self.accelerator else ()), *COMMON_CHOICES)
+
+    @property
+    def workspaces(self) -> tuple[Workspace, ...]:
+        """Rows of the table of what is not seen."""
+        return CUDA_WORKSPACES if self.kind == "cuda" else ()
+
+
+KINDS: Final = ("cuda", "npu", "xpu", "cpu")
+"""Devices that a dry run can stand for."""
+
+
+def find_target(device: object) -> Target:
+    """The target of a device's name, such as `cuda`, `cuda:3` or `cpu`.
+
+    Raises:
+        EvenloadError: no such device.
+    """
+    text = str(device).strip().lower()
+    kind, _, index = text.partition(":")
+    if kind not in KINDS or (index and not (index.isdecimal() and len(index) < 4)) or text.endswith(":"):
+        raise EvenloadError(
+            f"device is {shown(device)}",
+            where="$.device",
+            fix=did_you_mean(kind, list(KINDS)) or f"use one of {', '.join(KINDS)}",
+        )
+    return Target(kind=kind, name="cpu" if kind == "cpu" else f"{kind}:{int(index or 0)}")
+
+
+ACCELERATOR_CHOICES: Final = (
+    Choice(
+        operator="scaled_dot_product_attention",
+        runs="flash attention (16-bit types, no mask, equal head widths up to 256); memory-efficient attention "
+        "(masks, 32-bit types, other widths); otherwise matmul, softmax, matmul",
+        here="flash attention for CPU on fake tensors, matmul, softmax, matmul on meta tensors",
+        effect="the fused kernels keep their result and one fp32 number per row instead of all scores",
+        source="aten/src/ATen/native/transformers: cuda/sdp_utils.cpp (order and conditions), attention.cpp (padding)",
+    ),
+    Choice(
+        operator="flex_attention",
+        runs="flash attention with the same queries, keys and values",
+        here="refused: there is no fake backward of it on the CPU",
+        effect="keeps its result and one fp32 number per row; block masks are not followed",
+        source="torch/nn/attention/flex_attention.py",
+    ),
+    Choice(
+        operator="optimizers and gradient clipping with foreach=None",
+        runs="foreach, one kernel over all parameters",
+        here="a loop over parameters",
+        effect="foreach makes temporaries for all parameters at a time: AdamW one more copy of the parameters",
+        source="torch/optim/optimizer.py: _default_to_fused_or_foreach; torch/utils/_foreach_utils.py",
+    ),
+    Choice(
+        operator="torch.tensor(number), such as the step counters of AdamW",
+        runs="in the memory of the host",
+        here="beside all other tensors",
+        effect="4 bytes for every parameter are not on the device",
+        source="torch/optim/adamw.py, torch/optim/adam.py: _init_group",
+    ),
+    Choice(
+        operator='torch.autocast("cuda")',
+        runs="the target's lists of operators in 16-bit and in fp32 types",
+        here="the shorter lists of the CPU, or no autocast at all",
+        effect="softmax, norms, sums and losses compute and keep fp32 under autocast",
+        source="aten/src/ATen/autocast_mode.h",
+    ),
+)
+COMMON_CHOICES: Final = (
+    Choice(
+        operator="masks in transformers",
+        runs="no mask where a batch is not packed, decided by looking at the positions",
+        here="a mask for packed sequences, because data cannot be looked at",
+        effect="a mask of tokens x tokens for every layer, and no flash attention",
+        source="transformers/masking_utils.py: find_packed_sequence_indices",
+    ),
+    Choice(
+        operator="mixture-of-experts layers in transformers",
+        runs="grouped_mm, one product over tokens sorted by expert",
+        here="the same; the loop over experts (eager) needs the data",
+        effect="every token is counted once for each of its experts, whatever the router decides",
+        source="transformers/integrations/moe.py",
+    ),
+    Choice(
+        operator="waiting for a collective",
+        runs="returns the tensor that the collective made",
+        here="a copy of it",
+        effect="every result of a functional collective would count twice",
+        source="torch/distributed/_functional_collectives.py",
+    ),
+)
+
+CUDA_WORKSPACES: Final = (
+    Workspace(
+        name="cuBLAS workspace",
+        nbytes=32 * 2**20,
+        inside=True,
+        note="for every handle and stream on Hopper; 8,519,680 bytes on other devices; CUBLAS_WORKSPACE_CONFIG sets it",
+        source="aten/src/ATen/cuda/CublasHandlePool.cpp",
+    ),
+    Workspace(
+        name="accumulator of flash attention's backward",
+        nbytes=None,
+        inside=True,
+        note="fp32 gradients of the queries and one fp32 number per row of one layer, while its backward runs",
+        source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd",
+    ),
+    Workspace(
+        name="device context and loaded kernels",
+        nbytes=None,
+        inside=False,
+        note="see the line outside of evenload estimate, which has measured sizes",
+        source="docs/memory.md",
+    ),
+    Workspace(
+        name="buffers of communicators",
+        nbytes=None,
+        inside=False,
+        note="for every process group, outside the allocator",
+        source="docs/memory.md",
+    ),
+)
+"""Memory on CUDA devices beside a dry run's."""
