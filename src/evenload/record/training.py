@@ -83,7 +83,7 @@ def own_loss(returned: Any) -> torch.Tensor:
     Raises:
         EvenloadError: it returns nothing that a gradient could flow from.
     """
-    named = cast("Mapping[str, Any]", returned) if isinstance(returned, Mapping) else {}
+    named = cast("Mapping[str, Any]", returned) if isinstance(returned, Mapping) else dict[str, Any]()
     loss: object = named.get("loss", getattr(cast("object", returned), "loss", None))
     if isinstance(loss, torch.Tensor):
         return loss
