@@ -88,7 +88,7 @@ class Role(IntFlag):
     COLLECTIVE = 16
     """Written by a collective."""
     BUFFER = 32
-    """Made for communication whatever its life: gathered parameters, receive buffers."""
+    """Made for communication whatever its life: gathered parameters, gradient buckets, receive buffers."""
     GRAPH = 64
     """Made in backward while that backward was itself recorded for another one (`create_graph=True`)."""
     BEFORE = 128

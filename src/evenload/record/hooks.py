@@ -24,6 +24,7 @@ from evenload.record.modules import ModulePaths
 from evenload.record.phases import Phases
 from evenload.record.roles import Roles
 from evenload.record.steps import Steps
+from evenload.record.storages import Storages
 
 _GRAPH_POSITION: Final = {"backward": 3, "grad": 4}
 """Position of `create_graph` among the arguments of the functions that run backward."""
@@ -32,8 +33,18 @@ _GRAPH_POSITION: Final = {"backward": 3, "grad": 4}
 class Hooks:
     """Everything that has to be told where the step is. `install` it, and `remove` it again."""
 
-    def __init__(self, *, mode: LedgerMode, phases: Phases, steps: Steps, roles: Roles, paths: ModulePaths) -> None:
+    def __init__(
+        self,
+        *,
+        mode: LedgerMode,
+        storages: Storages,
+        phases: Phases,
+        steps: Steps,
+        roles: Roles,
+        paths: ModulePaths,
+    ) -> None:
         self._mode = mode
+        self._storages = storages
         self._phases = phases
         self._steps = steps
         self._roles = roles
@@ -57,6 +68,8 @@ class Hooks:
         for name in _GRAPH_POSITION:
             self._replace(torch.autograd, name, self._backward)
         self._replace(torch.UntypedStorage, "resize_", self._resize)
+        if torch.distributed.is_available():
+            self._replace(torch.distributed.Work, "wait", self._wait)
         for owner in (torch, torch.random, torch.cuda):
             self._replace(owner, "get_rng_state", self._state)
         self._stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code hides its allocations
@@ -172,6 +185,19 @@ class Hooks:
             return state
 
         return get_rng_state
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Gloo copies results out of memory of its own when one waits for them."""
+
+        @wraps(original)
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            self._storages.waiting += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._storages.waiting -= 1
+
+        return wait
 
     def _propagation(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

@@ -19,7 +19,7 @@ from evenload.record._torch_private import LEAF, DispatchMode, current_node, gra
 from evenload.record.operators import Traits, TraitsTable
 from evenload.record.phases import Phases
 from evenload.record.storages import Storages
-from evenload.record.tensors import is_wrapper
+from evenload.record.tensors import arguments, is_wrapper
 
 _ASKED: Final = re.compile(r"allocate (\d+) bytes")
 _NOTHING: Final[dict[str, Any]] = {}
@@ -55,7 +55,7 @@ class LedgerMode(DispatchMode):
             ended: called after every operator: synchronizes devices.
         """
         DispatchMode.__init__(self)
-        self.met: Callable[[type], None] | None = None
+        self.met: Callable[[type], None] = _nothing
         """Called with every class of wrapped tensors (DTensor) when it is first met."""
         self.paused = 0
         """Above zero, operators are nobody's memory: PyTorch tries shapes out."""
@@ -67,7 +67,7 @@ class LedgerMode(DispatchMode):
         self._ended = ended
         self._traits = TraitsTable(log)
         self._known = self._traits.known
-        self._wrappers: dict[type, bool] = {}
+        self._wrappers: set[type] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -86,6 +86,8 @@ class LedgerMode(DispatchMode):
         if traits.waits and self._fake:
             return args[0]  # the fake kernel returns a copy, the real one its argument
         self._place()
+        if self._phases.resting and self._phases.grown:
+            self._phases.look(differentiated=_differentiated(traits, args, kwargs))
         try:
             result = func(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
@@ -115,8 +117,6 @@ class LedgerMode(DispatchMode):
             phases.in_backward(task, sequence_number(node) if node is not None else None, node)
         elif phases.implied:
             phases.end_backward()
-        if phases.resting:
-            phases.look()
         if self._locate is not None:
             self._locate()
 
@@ -127,14 +127,11 @@ class LedgerMode(DispatchMode):
             self._storages.mark(args[0], Role.GRADIENT, self._phases.owner(node.variable))
 
     def _wrapped(self, types: tuple[type, ...]) -> bool:
-        wrappers = self._wrappers
         for kind in types:
-            known = wrappers.get(kind)
-            if known is None:
-                known = wrappers[kind] = is_wrapper(kind)
-                if known and self.met is not None:
+            if is_wrapper(kind):
+                if kind not in self._wrappers:
+                    self._wrappers.add(kind)
                     self.met(kind)
-            if known:
                 return True
         return False
 
@@ -153,3 +150,13 @@ class LedgerMode(DispatchMode):
                 text=f"{traits.name}: {text.splitlines()[0] if text else type(error).__name__}",
             )
         )
+
+
+def _nothing(_kind: type) -> None:
+    """Nobody wants to know."""
+
+
+def _differentiated(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd may differentiate an operator: its node in the graph is made just before it runs."""
+    tensors = arguments(traits.tensors, args, kwargs) if torch.is_grad_enabled() else ()
+    return any(tensor.requires_grad for tensor in tensors)

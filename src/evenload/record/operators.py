@@ -40,7 +40,9 @@ class Traits:
     pins: bool
     """Makes page-locked memory."""
     writes: Role
-    """Role of what it writes into its first argument, its results and `out`, for collectives."""
+    """Role of its results and of `out`, for operators that communicate."""
+    writes_first: bool
+    """Writes its first argument, which gets the same role."""
 
 
 class TraitsTable:
@@ -81,6 +83,7 @@ def _traits(operator: Any, log: Log) -> Traits:
         waits=full == "_c10d_functional.wait_tensor",
         pins=name == "_pin_memory",
         writes=_writes(namespace, name),
+        writes_first=namespace == "c10d" or name.endswith("_"),
     )
 
 
@@ -98,6 +101,7 @@ def _higher_order(operator: Any, log: Log) -> Traits:
         waits=False,
         pins=False,
         writes=Role.NONE,
+        writes_first=False,
     )
 
 

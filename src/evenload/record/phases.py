@@ -25,7 +25,7 @@ _OPTIMIZER: Final = Phase.OPTIMIZER.code
 class Phases:
     """The state machine of a training step.
 
-    Forward begins at the first call of a module, or where the backward graph begins to grow; it lasts until backward,
+    Forward begins at the first call of a module, or where the backward graph begins to grow. It lasts until backward,
     so that a loss computed outside modules belongs to it. Backward lasts as long as the call. In
     it, operators that record a graph of their own are recomputation, unless the whole backward does.
     """
@@ -106,24 +106,45 @@ class Phases:
 
     # Phases
 
-    def look(self) -> None:
-        """An operator runs outside all phases: forward has begun if the backward graph has grown."""
-        if next_sequence_number() != self._seen:
+    @property
+    def grown(self) -> bool:
+        """Whether the backward graph has grown outside all phases."""
+        return next_sequence_number() != self._seen
+
+    def look(self, *, differentiated: bool) -> None:
+        """The backward graph has grown outside all phases: perhaps forward has begun.
+
+        It has if autograd differentiates the operator that runs. If not, a function may be running, and what is made
+        from here on belongs to forward if an operator that is differentiated follows before anything else begins.
+
+        Args:
+            differentiated: autograd differentiates the operator.
+        """
+        if differentiated:
+            self._storages.confirm_suspects(_FORWARD, self._next_micro_batch())
             self._begin_forward(self._seen)
+        else:
+            self._storages.suspect()
 
     def begin_forward(self) -> None:
         """Forward of a micro-batch begins, or goes on in another module."""
         self._begin_forward(next_sequence_number())
 
+    def _next_micro_batch(self) -> int:
+        if self._fixed is not None:
+            return self._fixed
+        return self._counted + 1 if self._after_backward else self._counted
+
     def _begin_forward(self, number: int) -> None:
         self.resting = False
         if self.where.phase == _FORWARD:
             return
+        micro_batch = self._next_micro_batch()
         if self._after_backward:
             self._counted += 1
         self._after_backward = False
         self.forwards += 1
-        self._change(_FORWARD, self._counted if self._fixed is None else self._fixed)
+        self._change(_FORWARD, micro_batch)
         self._note(number)
 
     def fix_micro_batch(self, number: int | None) -> None:
@@ -142,6 +163,8 @@ class Phases:
         """A backward call begins; `graph`: it is recorded for another one."""
         if not self._backwards:
             self._depth = len(self._modules)
+        if self.resting:  # a forward that consists of functions only
+            self._storages.confirm_suspects(_FORWARD, self._next_micro_batch())
         self._backwards.append(graph)
         self.where.graph = graph
         self.resting = False
@@ -221,6 +244,7 @@ class Phases:
     def _change(self, phase: int, micro_batch: int) -> None:
         where = self.where
         if where.phase != phase:
+            self._storages.drop_suspects()
             index = self._storages.settle()
             self._log.mark(
                 Mark(kind=MarkKind.PHASE, index=index, time=self._log.now(), value=phase, micro_batch=micro_batch)

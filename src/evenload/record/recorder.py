@@ -151,7 +151,14 @@ class Recorder:
             locate=locate if self._stacks else None,
             ended=torch.accelerator.synchronize if self._synchronize and torch.accelerator.is_available() else None,
         )
-        self._hooks = Hooks(mode=self._mode, phases=self._phases, steps=self._steps, roles=self._roles, paths=paths)
+        self._hooks = Hooks(
+            mode=self._mode,
+            storages=self._storages,
+            phases=self._phases,
+            steps=self._steps,
+            roles=self._roles,
+            paths=paths,
+        )
         self._mode.met = self._hooks.pause_propagation
         if self._model is not None:
             self._roles.model(self._model)

@@ -20,13 +20,14 @@ from evenload.ledger.log import Log, head
 from evenload.ledger.words import Phase, Role
 from evenload.record._torch_private import FakeTensor, address
 from evenload.record.operators import Traits
-from evenload.record.tensors import arguments, components, flat
+from evenload.record.tensors import arguments, components, flat, is_wrapper
 from evenload.record.where import Where
 
 _WHOLE: Final[dict[int, int]] = {}
 """Stands for a storage that backward read as a whole."""
 _FORWARD: Final = Phase.FORWARD.code
 _BACKWARD: Final = Phase.BACKWARD.code
+_RECOMPUTE: Final = Phase.RECOMPUTE.code
 _OTHER: Final = Phase.OTHER.code
 _OUTSIDE: Final = head(phase=Phase.OTHER.code, device=0)
 _NOBODY: Final = -1
@@ -83,6 +84,9 @@ class Storages:
         self._gone: deque[Entry] = deque()
         self._new: list[int] = []
         self._pins = False
+        self._suspects: list[int] | None = None
+        self.waiting = 0
+        """Above zero, unknown storages are the communication library's own, and left alone."""
 
     def settle(self) -> int:
         """Log the frees that have happened since, and return the clock."""
@@ -117,6 +121,23 @@ class Storages:
         if traits.resizes or traits.writes:
             self._written(traits, args, kwargs, result)
         self._ended()
+
+    def suspect(self) -> None:
+        """What is made from here on may belong to a phase that has begun unseen."""
+        if self._suspects is None:
+            self._suspects = []
+
+    def drop_suspects(self) -> None:
+        """No phase had begun unseen."""
+        self._suspects = None
+
+    def confirm_suspects(self, phase: int, micro_batch: int) -> None:
+        """A phase had begun: what was made since `suspect` belongs to it."""
+        words = self._log.words
+        for position in self._suspects or ():
+            device = words[position] & 0xFF << DEVICE_SHIFT
+            words[position] = head(phase=phase, device=0, micro_batch=micro_batch) | device
+        self._suspects = None
 
     def appeared(self, tensor: torch.Tensor, label: int) -> None:
         """Log a tensor that PyTorch made without any operator, such as a copy of a random state.
@@ -238,8 +259,10 @@ class Storages:
     def _made(self, tensor: torch.Tensor, names: int, *, foreign: bool = False, pinned: bool = False) -> None:
         """Log a result; `foreign`: its memory may be another library's."""
         try:
-            storage = tensor.untyped_storage()
+            storage = None if is_wrapper(type(tensor)) else tensor.untyped_storage()
         except NotImplementedError:  # sparse and opaque tensors
+            storage = None
+        if storage is None:
             for part in components(tensor):
                 self._made(part, names, foreign=foreign, pinned=pinned)
             return
@@ -266,6 +289,8 @@ class Storages:
         )
         self._new.append(entry.position)
         self.clock += 1
+        if self._suspects is not None and entry.outside:
+            self._suspects.append(entry.position)
 
     def _found(self, tensor: torch.Tensor, *, fresh: bool = False) -> Entry | None:
         """A storage that no operator was seen to make: older than the recording, or made in another thread."""
@@ -275,7 +300,7 @@ class Storages:
             self.resized(storage)
             return self._live.get(key)
         device = self._device(tensor)
-        if device == _NOBODY:
+        if device == _NOBODY or self.waiting:
             return None
         foreign = not self._fake and not storage.resizable()
         entry = self._enter(storage, key)
@@ -302,12 +327,16 @@ class Storages:
             self._log.reach(entry.position, read)
 
     def _written(self, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        for tensor in flat((args[:1], kwargs.get("out"), result if traits.writes else None)):
-            if traits.resizes:
+        if traits.resizes:
+            for tensor in flat((args[:1], kwargs.get("out"))):
                 for part in components(tensor):
                     self.resized(part.untyped_storage(), traits.label)
-            if traits.writes:
-                self.mark(tensor, traits.writes)
+        if traits.writes:
+            # What forward communicates may be kept as an activation; what later collectives write is none.
+            forward = self._where.phase in (_FORWARD, _RECOMPUTE)
+            role = traits.writes if forward else Role.BUFFER
+            for tensor in flat((args[:1] if traits.writes_first else None, kwargs.get("out"), result)):
+                self.mark(tensor, role)
 
     def _device(self, tensor: torch.Tensor) -> int:
         """Code of the device that a tensor's memory is on."""

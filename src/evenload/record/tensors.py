@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -52,6 +53,7 @@ def _gather(value: object, found: list[torch.Tensor]) -> None:
             _gather(item, found)
 
 
+@cache
 def is_wrapper(kind: type) -> bool:
     """Whether a tensor class only holds other tensors: DTensor, nested tensors, quantized weights."""
     return hasattr(kind, "__tensor_flatten__")
@@ -61,7 +63,8 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with a storage of their own that a tensor consists of: itself, for a plain one."""
     if is_wrapper(type(tensor)):
         names, _ = cast("Any", tensor).__tensor_flatten__()
-        return [part for name in names for part in components(getattr(tensor, name))]
+        inner = [getattr(tensor, name) for name in names]  # a device mesh may be among them
+        return [part for item in inner if isinstance(item, torch.Tensor) for part in components(item)]
     if (methods := _SPARSE.get(tensor.layout)) is not None:
         return [part for method in methods for part in components(getattr(tensor, method)())]
     try:
