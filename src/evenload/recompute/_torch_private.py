@@ -28,6 +28,7 @@ __all__ = [
     "in_functorch",
     "is_wrapper",
     "is_wrapper_type",
+    "kind_of",
     "next_node",
     "outer_saved_tensor_hooks",
     "parameter_dictionaries",
@@ -79,6 +80,13 @@ def graph_task() -> int:
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Call something once when the backward that runs now is over."""
     _queue_callback(call)
+
+
+def kind_of(tensor: torch.Tensor) -> type:
+    """Class of a tensor; of a fake one, the class of what it stands for."""
+    if isinstance(tensor, FakeTensor):
+        return torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
+    return type(tensor)
 
 
 def next_node() -> int:

@@ -50,6 +50,7 @@ _SHAPE_ONLY: Final = frozenset(
         *("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
     }
 )
+_INDEXED: Final = frozenset({"index", "index_put", "index_put_"})
 _READS: Final = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item"})
 
 
@@ -72,14 +73,15 @@ def collective(func: Any) -> Collective | None:
     return next((kind for start, kind in _COLLECTIVES.items() if name.startswith(start)), None)
 
 
-def reads_data(func: Any) -> bool:
-    """Whether what follows an operator may depend on data: it gives Python a number, or a result of unknown size."""
-    tags = func.tags
-    return (
-        func.overloadpacket.__name__ in _READS
-        or torch.Tag.data_dependent_output in tags
-        or torch.Tag.dynamic_output_shape in tags
-    )
+def reads_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether what follows a call may depend on data: it gives Python a number, or a result of unknown size."""
+    if func.overloadpacket.__name__ in _READS or torch.Tag.data_dependent_output in func.tags:
+        return True
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func.overloadpacket.__name__ in _INDEXED:  # by whole numbers the size is that of the numbers
+        return any(tensor.dtype in {torch.bool, torch.uint8} for tensor in tensors(args[1:]))
+    return True
 
 
 def reads_only_shape(func: Any) -> bool:

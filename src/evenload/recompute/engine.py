@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -17,8 +18,8 @@ from evenload.recompute.frame import Dropped, Frame, let_go, unpack
 from evenload.recompute.geometry import view
 from evenload.recompute.layer_plan import LayerPlan, make_plan
 from evenload.recompute.likeness import Key, Watch, arguments_key, surroundings
-from evenload.recompute.names import CallNames, ModulePath
 from evenload.recompute.program import Cell
+from evenload.recompute.proof import first_difference
 from evenload.recompute.recording import Recorder
 from evenload.recompute.surroundings import require_room
 from evenload.recompute.values import Recording
@@ -135,42 +136,48 @@ def _tap(module: torch.nn.Module, path: str, end: str, frame: Frame) -> Any:
     return module.register_forward_hook(leave)
 
 
-class _Recording:
+class _Slots:
     """The saved-tensor hook of a layer that is recorded. Autograd holds on to it, so it must let go of everything."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder: Recorder | None = recorder
-        self.slots: list[Dropped] = []
+        self._recorder: Recorder | None = recorder
+        self._slots: list[Dropped] = []
 
     def pack(self, tensor: torch.Tensor) -> Dropped:
-        if self.recorder is not None:
-            self.recorder.pack(tensor)
-        self.slots.append(Dropped(tensor))
-        return self.slots[-1]
+        slot = Dropped(tensor)
+        if self._recorder is not None:
+            self._recorder.pack(tensor)
+            self._slots.append(slot)
+        return slot
 
-    def close(self) -> None:
-        """Hold nothing any more; what no plan has taken charge of stays kept."""
-        for slot in self.slots:
+    def close(self) -> list[ReferenceType[Dropped]]:
+        """Hold nothing any more, and see which slots somebody else holds. All stay kept until further notice."""
+        for slot in self._slots:
             slot.keep()
-        self.recorder, self.slots = None, []
+        slots = [ref(slot) for slot in self._slots]
+        self._recorder, self._slots = None, []
+        return slots
 
 
 def _record(state: LayerState, key: Key, call: Call) -> Any:
-    calls, path = CallNames(), ModulePath()
-    recorder = Recorder(calls, path)
-    hook = _Recording(recorder)
+    recorder = Recorder()
+    hook = _Slots(recorder)
     for name, parameter in (*state.layer.named_parameters(), *state.layer.named_buffers()):
         recorder.parameter(name, parameter)
     for position, tensor in enumerate(call.tensors):
         recorder.argument(position, tensor)
     try:
-        with path.follow(state.layer, recorder.seen), saved_tensors_hooks(hook.pack, unpack), calls, recorder:
+        followed = recorder.path.follow(state.layer, recorder.seen)
+        with followed, saved_tensors_hooks(hook.pack, unpack), recorder.calls, recorder:
             result = call.run()
         recording = recorder.finish(result)
-        plan = make_plan(recording, state.policy, mp_comm=state.mp_comm)
-        let_go(plan, list(zip(hook.slots, plan.saves, strict=True)), _cells(recording, plan))
     finally:
-        hook.close()
+        slots = [slot() for slot in hook.close()]
+    for slot, saved in zip(slots, recording.saved, strict=True):
+        saved.alive = slot is not None
+    plan, cells = _proved_plan(recording, state)
+    pairs = [(slot, save) for slot, save in zip(slots, plan.saves, strict=False) if slot is not None]
+    let_go(plan, pairs, cells)
     state.last = plan
     state.served["recorded"] += 1
     if state.mismatches[key] < _MOST_MISMATCHES:
@@ -178,6 +185,17 @@ def _record(state: LayerState, key: Key, call: Call) -> Any:
             del state.plans[next(iter(state.plans))]
         state.plans[key] = plan
     return result
+
+
+def _proved_plan(recording: Recording, state: LayerState) -> tuple[LayerPlan, list[Cell]]:
+    """A plan that has been tried on the recorded forward, and what that forward keeps to start from."""
+    while True:
+        plan = make_plan(recording, state.policy, mp_comm=state.mp_comm)
+        cells = _cells(recording, plan)
+        different = first_difference(recording, plan, cells)
+        if different is None:
+            return plan, cells
+        recording.steps[different].once = True
 
 
 def _cells(recording: Recording, plan: LayerPlan) -> list[Cell]:

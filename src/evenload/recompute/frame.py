@@ -8,11 +8,12 @@ goes another way keeps everything, and is never computed again by a plan that wa
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from evenload.recompute._torch_private import version
+from evenload.recompute._torch_private import kind_of, version
 from evenload.recompute.errors import changed_since
 from evenload.recompute.geometry import Ref, view
 from evenload.recompute.layer_plan import LayerPlan, Save
@@ -42,7 +43,7 @@ class Again(NamedTuple):
 class Dropped:
     """A tensor that is computed again when backward asks for it, once its layer has returned."""
 
-    __slots__ = ("inside",)
+    __slots__ = ("__weakref__", "inside")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.inside: Kept | Again = Kept(tensor, version(tensor), "a tensor")
@@ -98,9 +99,14 @@ class Frame:
         at = self._at
         self._at = at + 1
         if at >= len(self._saves):
-            return self._unexpected(tensor, "it saves more tensors")
+            if not self.plan.open_end:
+                self.differs("it saves more tensors")
+            return Kept(_detached(tensor), version(tensor), "a tensor")
         save = self._saves[at]
-        if tensor.shape != save.size or tensor.dtype is not save.dtype or type(tensor) is not save.kind:
+        kind = type(tensor)
+        if kind is not save.kind and kind_of(tensor) is not save.kind:
+            return self._unexpected(tensor, _difference(at, save, tensor))
+        if tensor.shape != save.size or tensor.dtype is not save.dtype:
             return self._unexpected(tensor, _difference(at, save, tensor))
         if save.stride is not None and (tensor.layout is not torch.strided or tensor.stride() != save.stride):
             return self._unexpected(tensor, _difference(at, save, tensor))
@@ -163,7 +169,7 @@ class Frame:
         return Kept(_detached(tensor), version(tensor), "a tensor")
 
 
-def let_go(plan: LayerPlan, dropped: list[tuple[Dropped, Save]], cells: list[Cell]) -> None:
+def let_go(plan: LayerPlan, dropped: Iterable[tuple[Dropped, Save]], cells: list[Cell]) -> None:
     """From now on compute what is dropped again."""
     program = plan.program
     memory = Memory()

@@ -13,7 +13,7 @@ from evenload.plan.operators import Value as GraphValue
 from evenload.recompute.aten import collective, is_heavy
 from evenload.recompute.geometry import Ref
 from evenload.recompute.recording import refs
-from evenload.recompute.values import Recording, Step, Value
+from evenload.recompute.values import Recording, Source, Step, Value
 
 WITHIN_REACH: Final = frozenset({"argument", "parameter", "pack", "module"})
 """Sources that hooks can take a tensor from; the rest passes inside the layer, where only a dispatch mode sees it."""
@@ -38,12 +38,22 @@ def layer_graph(recording: Recording, *, hooks_only: bool) -> LayerGraph:
 
     Args:
         recording: one forward of it.
-        hooks_only: what only a dispatch mode could keep counts as not keepable.
+        hooks_only: what only a dispatch mode could keep counts as not keepable, and the graph ends where the layer's
+            code begins to depend on data.
     """
     names = _names(recording)
-    saves = _saves(recording)
-    shown = [step for step in recording.steps if step.results or step.number in saves]
-    values = [_value(recording, value, name, hooks_only) for value, name in zip(recording.values, names, strict=True)]
+    sure_steps, sure_saves = len(recording.steps), len(recording.saved)
+    if hooks_only:
+        sure_steps, sure_saves = recording.sure_steps, recording.sure_saves
+    saves = _saves(recording, sure_steps, sure_saves)
+    shown = [step for step in recording.steps[:sure_steps] if step.results or step.number in saves]
+    output = recording.outputs[0] if recording.outputs else recording.input
+    values = [
+        _value(recording, value, name, hooks_only)
+        for value, name in zip(recording.values, names, strict=True)
+        if value.step is None or value.step < sure_steps
+    ]
+    values += [_generator(step, hooks_only) for step in shown if step.random is not None]
     incoming = names[recording.input] if recording.input is not None else _NO_INPUT
     if recording.input is None:
         values.append(GraphValue(name=_NO_INPUT, nbytes=0, held=True))
@@ -51,7 +61,7 @@ def layer_graph(recording: Recording, *, hooks_only: bool) -> LayerGraph:
         values=tuple(values),
         operators=tuple(_operator(recording, step, names, saves.get(step.number, ())) for step in shown),
         input=incoming,
-        output=names[recording.outputs[0]] if recording.outputs else incoming,
+        output=names[output] if output is not None and _made_before(recording, output, sure_steps) else incoming,
     )
     return LayerGraph(
         graph=graph,
@@ -88,7 +98,12 @@ def label(step: Step) -> str:
     return Operator(path=step.path, name=step.name or step.aten, aten=step.aten).label
 
 
-def _saves(recording: Recording) -> dict[int, tuple[int, ...]]:
+def _made_before(recording: Recording, value: int, step: int) -> bool:
+    made = recording.values[value].step
+    return made is None or made < step
+
+
+def _saves(recording: Recording, steps: int, count: int) -> dict[int, tuple[int, ...]]:
     """Step -> values that its backward needs.
 
     The first step that runs for an autograd node is the node's; a custom function may save what one of its later steps
@@ -97,28 +112,52 @@ def _saves(recording: Recording) -> dict[int, tuple[int, ...]]:
     first: dict[int, int] = {}
     for step in recording.steps:
         first.setdefault(step.node, step.number)
+    last = len(recording.steps[:steps]) - 1
     found: dict[int, dict[int, None]] = {}
-    for saved in recording.saved:
-        if saved.at is not None:
+    for saved in recording.saved[:count]:
+        if saved.alive and saved.at is not None:
             maker = recording.values[saved.at.value].step
-            owner = first.get(saved.node, len(recording.steps) - 1)
-            if recording.steps:
+            owner = min(first.get(saved.node, last), last)
+            if last >= 0:
                 found.setdefault(max(owner, maker or 0), {})[saved.at.value] = None
     return {step: tuple(values) for step, values in found.items()}
 
 
 def _value(recording: Recording, value: Value, name: str, hooks_only: bool) -> GraphValue:
-    reachable = not hooks_only or any(source.kind in WITHIN_REACH for source, _ in value.sources)
-    floating = value.anchor.dtype.is_floating_point or value.anchor.dtype.is_complex
+    reachable = not hooks_only or any(within_reach(source) for source, _ in value.sources)
+    outlives = value.number in recording.outputs[1:]
+    if hooks_only:  # a tensor that is saved where the code depends on data cannot be told from others: it is kept
+        outlives |= value.number in _late(recording)
     return GraphValue(
         name=name,
         nbytes=value.nbytes,
         held=value.held,
-        differentiable=value.tensor.requires_grad if value.tensor is not None else floating,
+        differentiable=value.differentiable,
         given=value.step is None and not value.held and value.number != recording.input,
         keepable=reachable and not value.overwritten,
-        escapes=value.step is not None and value.number in recording.outputs[1:],
+        escapes=value.step is not None and outlives,
     )
+
+
+def _late(recording: Recording) -> set[int]:
+    """Values that are saved where the code depends on data."""
+    late = recording.saved[recording.sure_saves :]
+    return {saved.at.value for saved in late if saved.alive and saved.at is not None}
+
+
+def within_reach(source: Source) -> bool:
+    """Whether hooks can take a tensor there."""
+    return source.kind in WITHIN_REACH and not source.late
+
+
+def _generator_name(step: Step) -> str:
+    return f"generator before operator {step.number}"
+
+
+def _generator(step: Step, hooks_only: bool) -> GraphValue:
+    """The state of a generator, without which a call cannot draw the same numbers again."""
+    nbytes = step.random.nbytes if step.random is not None else 0
+    return GraphValue(name=_generator_name(step), nbytes=nbytes, given=True, keepable=not hooks_only)
 
 
 def _operator(recording: Recording, step: Step, names: Sequence[str], saves: Sequence[int]) -> Operator:
@@ -131,7 +170,10 @@ def _operator(recording: Recording, step: Step, names: Sequence[str], saves: Seq
         path=step.path,
         name=name,
         aten="" if step.aten == name else step.aten,
-        inputs=tuple(names[number] for number in reads),
+        inputs=(
+            *(names[number] for number in reads),
+            *((_generator_name(step),) if step.random is not None else ()),
+        ),
         outputs=tuple(names[number] for number in step.results),
         parts=_parts(recording, step, names, reads),
         saves=tuple(names[number] for number in saves),

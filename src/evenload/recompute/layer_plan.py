@@ -16,15 +16,17 @@ from evenload.plan.mincut import Decision, decide
 from evenload.plan.policy import LayerPolicy
 from evenload.recompute.aten import collective, reads_only_shape
 from evenload.recompute.geometry import Ref
-from evenload.recompute.layer_graph import WITHIN_REACH, LayerGraph, label, layer_graph
+from evenload.recompute.layer_graph import LayerGraph, label, layer_graph, within_reach
 from evenload.recompute.program import Blank, Call, Draw, Leaf, Program
 from evenload.recompute.values import Recording, Saved, Step
-from evenload.recompute.wrappers import Wrapping, unwrap
+from evenload.recompute.wrappers import Wrapping
 
 Path = Literal["hooks", "mode"]
 """How later forwards are followed: by saved-tensor hooks alone, or by a dispatch mode besides."""
 
 _PREFERRED: Final = {kind: rank for rank, kind in enumerate(("parameter", "argument", "pack", "module", "step"))}
+_WORTH: Final = 1.1
+"""A dispatch mode must free so much more than hooks alone: it costs some ten microseconds an operator."""
 
 
 class Drop(NamedTuple):
@@ -58,6 +60,8 @@ class LayerPlan:
     why: str
     """Why this path."""
     saves: tuple[Save, ...]
+    open_end: bool
+    """What is saved after these is kept: there the layer's code depends on data."""
     program: Program
     from_arguments: tuple[tuple[int, int], ...]
     """(leaf, position of the tensor argument)."""
@@ -75,13 +79,6 @@ class LayerPlan:
     """Values that are there before the layer runs."""
     graph: LayerGraph
     decision: Decision
-    random_bytes: int = 0
-    """Bytes of generator states that are kept."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """What the layer keeps for backward, generator states included."""
-        return self.decision.kept_bytes + self.random_bytes
 
     @property
     def drops(self) -> bool:
@@ -92,42 +89,43 @@ class LayerPlan:
 def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True) -> LayerPlan:
     """Choose what to keep, and how to follow later forwards.
 
-    Hooks alone are enough unless the choice keeps a value that no hook can reach, draws random numbers again, or the
-    layer's own code depends on data; then a dispatch mode follows, which checks every operator.
+    Hooks alone are enough unless the best choice keeps a value that no hook can reach, draws random numbers again, or
+    drops what is saved where the layer's code depends on data. Then a dispatch mode follows, which costs time on every
+    operator, if it frees enough more.
     """
-    full_view = layer_graph(recording, hooks_only=False)
-    best = decide(full_view.graph, policy, mp_comm=mp_comm)
-    hooks_view = layer_graph(recording, hooks_only=True)
-    within = decide(hooks_view.graph, policy, mp_comm=mp_comm)
-    within_plan = _Builder(recording, hooks_view, within, WITHIN_REACH).build("hooks", "")
-    if recording.reads_data:
-        why = "its code depends on data"
-    elif within.kept_bytes > best.kept_bytes:
-        why = "the best choice keeps what passes only inside a module"
-    elif within_plan.from_generators:
+    everything = layer_graph(recording, hooks_only=False)
+    best = decide(everything.graph, policy, mp_comm=mp_comm)
+    reachable = layer_graph(recording, hooks_only=True)
+    within = decide(reachable.graph, policy, mp_comm=mp_comm)
+    if best.freed <= _WORTH * within.freed or best.freed <= 0:
+        return _Builder(recording, reachable, within, hooks_only=True).build("hooks", "")
+    if any(recording.steps[everything.steps[number]].random is not None for number in best.rerun):
         why = "random numbers are drawn again"
+    elif recording.reads_data:
+        why = "its code depends on data"
     else:
-        return within_plan
-    return _Builder(recording, full_view, best, WITHIN_REACH | {"step"}).build("mode", why)
+        why = "the best choice keeps what passes only inside a module"
+    return _Builder(recording, everything, best, hooks_only=False).build("mode", why)
 
 
 class _Builder:
     """Turns a decision about a graph into a plan."""
 
-    def __init__(self, recording: Recording, view: LayerGraph, decision: Decision, reach: frozenset[str]) -> None:
+    def __init__(self, recording: Recording, view: LayerGraph, decision: Decision, *, hooks_only: bool) -> None:
         self._recording = recording
         self._view = view
         self._decision = decision
-        self._reach = reach
+        self._hooks_only = hooks_only
+        self._saves = recording.saved[: recording.sure_saves] if hooks_only else recording.saved
         self._dropped = {view.numbers[name] for name in decision.dropped}
         self._kept = {view.numbers[name] for name in decision.kept if name in view.numbers}
-        self._saved = {saved.at.value for saved in recording.saved if saved.at is not None}
+        self._saved = {at.value for at in recording.needed(len(self._saves))}
 
     def build(self, path: Path, why: str) -> LayerPlan:
         steps, values = self._trace_back()
         leaves = tuple(map(self._leaf, values))
         random = [step for step in steps if step.generator is not None]
-        saved = [one.at.value for one in self._recording.saved if one.at is not None]
+        saved = [at.value for at in self._recording.needed(len(self._saves))]
         program = Program(
             leaves=leaves,
             draws=tuple(Draw(step=step.number, label=label(step)) for step in random),
@@ -137,7 +135,8 @@ class _Builder:
         return LayerPlan(
             path=path,
             why=why,
-            saves=tuple(self._save(one, leaves) for one in self._recording.saved),
+            saves=tuple(self._save(one, leaves) for one in self._saves),
+            open_end=self._hooks_only and self._recording.reads_data,
             program=program,
             from_arguments=tuple((leaf, at[0]) for leaf, at in _sources(leaves, "argument")),
             from_parameters=tuple((leaf, at[0]) for leaf, at in _sources(leaves, "parameter")),
@@ -148,7 +147,6 @@ class _Builder:
             outside=frozenset(value.number for value in self._recording.values if value.step is None),
             graph=self._view,
             decision=self._decision,
-            random_bytes=sum(step.random.nbytes for step in random if step.random is not None),
         )
 
     def _trace_back(self) -> tuple[list[Step], list[int]]:
@@ -174,7 +172,7 @@ class _Builder:
 
     def _leaf(self, number: int) -> Leaf:
         value = self._recording.values[number]
-        reachable = [(source, at) for source, at in value.sources if source.kind in self._reach]
+        reachable = [one for one in value.sources if not self._hooks_only or within_reach(one[0])]
         source, at = min(reachable, key=lambda one: _PREFERRED[one[0].kind])
         return Leaf(value=number, source=source, captured=at, anchor=value.anchor, label=self._view.names[number])
 
@@ -208,14 +206,14 @@ class _Builder:
         return argument
 
     def _save(self, saved: Saved, leaves: tuple[Leaf, ...]) -> Save:
-        tensor, at = saved.tensor, saved.at
-        drop = Drop(at, unwrap(tensor)[1]) if at is not None and at.value in self._dropped else None
+        at = saved.at
+        dropped = saved.alive and at is not None and at.value in self._dropped
         return Save(
-            kind=type(tensor),
-            size=tuple(tensor.shape),
-            stride=tensor.stride() if tensor.layout is torch.strided else None,
-            dtype=tensor.dtype,
-            drop=drop,
+            kind=saved.kind,
+            size=saved.size,
+            stride=saved.stride,
+            dtype=saved.dtype,
+            drop=Drop(at, saved.wrappings) if dropped and at is not None else None,
             fills=tuple(leaf for leaf, one in _sources(leaves, "pack") if one == (saved.number,)),
             label=self._view.names[at.value] if at is not None else "a tensor",
         )

@@ -8,16 +8,22 @@ data, which the recording notices, or on something out of reach, such as a globa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, cast
 
 import torch
 
-from evenload.recompute._torch_private import parameter_dictionaries, storage_key
+from evenload.recompute._torch_private import kind_of, parameter_dictionaries, storage_key
 from evenload.recompute.wrappers import unwrap
 
 Key = tuple[Any, ...]
-_SIMPLE: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+_SIMPLE: Final = (
+    *(bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format),
+    *(type, FunctionType, BuiltinFunctionType),
+)
+"""What is compared as it is. Of other things it is their class that counts, and what is simple in them."""
 
 
 def arguments_key(tree: Any, found: list[torch.Tensor]) -> Key:
@@ -40,7 +46,7 @@ def _describe(tree: Any, parts: list[Any], found: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
         found.append(tree)
         strides = tree.stride() if tree.layout is torch.strided else None
-        parts += (type(tree), tree.shape, strides, tree.dtype, tree.device, tree.requires_grad, tree.is_leaf)
+        parts += (kind_of(tree), tree.shape, strides, tree.dtype, tree.device, tree.requires_grad, tree.is_leaf)
     elif isinstance(tree, _SIMPLE):
         parts += (type(tree), tree)
     elif isinstance(tree, (tuple, list)):
@@ -63,6 +69,17 @@ def _simple_state(thing: Any) -> Key:
     if not isinstance(held, dict):
         return ()
     return tuple((name, one) for name, one in cast("dict[str, Any]", held).items() if isinstance(one, _SIMPLE))
+
+
+def _contents(thing: Any) -> Any:
+    """What is simple in nested lists and dictionaries."""
+    if isinstance(thing, _SIMPLE):
+        return thing
+    if isinstance(thing, (list, tuple, set, frozenset)):
+        return tuple([_contents(one) for one in cast("list[Any]", thing)])
+    if isinstance(thing, dict):
+        return tuple([(name, _contents(one)) for name, one in cast("dict[Any, Any]", thing).items()])
+    return cast("Any", type(thing))
 
 
 def surroundings(device: str) -> Key:
@@ -103,11 +120,14 @@ def _readers(layer: torch.nn.Module) -> Iterator[tuple[dict[str, Any], _Reader]]
         held = module.__dict__
         yield held, _reader(held)
         yield parameter_dictionaries(module)[1], _values  # which modules are inside
-        for name, one in held.items():
-            if name.startswith("_") or callable(one) or isinstance(one, torch.Tensor) or not hasattr(one, "__dict__"):
+        for name, one in cast("dict[str, object]", held).items():
+            if name.startswith("_") or callable(one) or isinstance(one, torch.Tensor):
                 continue
-            other: dict[str, Any] = one.__dict__
-            if id(other) not in seen:  # a configuration that the modules share
+            if isinstance(one, (list, tuple, dict, set)):
+                yield held, partial(_item, name)
+                continue
+            other: dict[str, Any] = getattr(one, "__dict__", {})
+            if other and id(other) not in seen:  # a configuration that the modules share
                 seen.add(id(other))
                 yield other, _reader(other)
 
@@ -117,8 +137,12 @@ def _reader(held: dict[str, Any]) -> _Reader:
     return cast("_Reader", itemgetter(*names)) if names else len
 
 
+def _item(name: str, held: dict[str, Any]) -> Any:
+    return _contents(held[name])
+
+
 def _parameter(one: torch.Tensor) -> Key:
-    return one.requires_grad, one.dtype, type(one)
+    return one.requires_grad, one.dtype, kind_of(one)
 
 
 def _values(held: dict[str, Any]) -> tuple[Any, ...]:

@@ -25,8 +25,8 @@ class CallNames(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._stack: list[str] = []
-        self.reads_data = False
-        """Some call took a number out of a tensor, on which the code that follows may depend."""
+        self.read_data = False
+        """Some call took a number out of a tensor, on which the code that followed may depend."""
 
     @property
     def current(self) -> str:
@@ -38,7 +38,7 @@ class CallNames(TorchFunctionMode):
     ) -> Any:
         name: str = getattr(func, "__name__", "")
         if name in _READS:
-            self.reads_data = True
+            self.read_data = True
         self._stack.append(name)
         try:
             return func(*args, **(kwargs or {}))

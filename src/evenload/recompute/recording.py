@@ -12,7 +12,14 @@ from typing import Any, cast
 
 import torch
 
-from evenload.recompute._torch_private import TorchDispatchMode, is_wrapper_type, next_node, schema, storage_key
+from evenload.recompute._torch_private import (
+    TorchDispatchMode,
+    is_wrapper_type,
+    kind_of,
+    next_node,
+    schema,
+    storage_key,
+)
 from evenload.recompute.aten import draws, flops, is_inert, reads_data, reads_only_shape, unrepeatable
 from evenload.recompute.geometry import Ref, geometry, is_plain, ref
 from evenload.recompute.names import CallNames, ModulePath
@@ -23,16 +30,17 @@ from evenload.recompute.wrappers import tensors, unwrap
 class Recorder(TorchDispatchMode):
     """Active while the layer runs; `finish` gives the recording."""
 
-    def __init__(self, calls: CallNames, path: ModulePath) -> None:
+    def __init__(self) -> None:
         cast("Any", super()).__init__()
-        self._calls = calls
-        self._path = path
+        self.calls = CallNames()
+        """To be active while the layer runs."""
+        self.path = ModulePath()
         self._values: list[Value] = []
         self._steps: list[Step] = []
         self._saved: list[Saved] = []
         self._current: dict[int, int] = {}
         self._storages: list[torch.UntypedStorage] = []
-        self._reads_data = False
+        self._sure: tuple[int, int] | None = None
         self._input: int | None = None
 
     # What is there before the layer runs
@@ -62,7 +70,7 @@ class Recorder(TorchDispatchMode):
         for position, tensor in enumerate(tensors(tree)):
             plain, _ = unwrap(tensor)
             if plain is not None and is_plain(plain):
-                source = Source("module", (path, call, end, position))
+                source = Source("module", (path, call, end, position), self._is_late())
                 self._value(plain).sources.append((source, geometry(plain)))
 
     # What the layer does
@@ -75,13 +83,14 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         if is_inert(func):
             return func(*args, **kwargs)
+        self._is_late()
         step = Step(
             number=len(self._steps),
             func=func,
             args=(),
             kwargs={},
-            path=self._path.current,
-            name=self._calls.current,
+            path=self.path.current,
+            name=self.calls.current,
             aten=func.overloadpacket.__name__,
             node=next_node(),
         )
@@ -97,40 +106,64 @@ class Recorder(TorchDispatchMode):
             step.random, step.generator = draw.state, draw.device
         step.flops = flops(func, args, kwargs, result)
         step.once = step.once or unrepeatable(func, args, kwargs)
-        self._reads_data = self._reads_data or reads_data(func)
         step.writes = tuple(self._written(step, tensor) for tensor in written(func, args, kwargs))
         step.made = tuple(self._made(step, number, tensor) for number, tensor in enumerate(tensors(result)))
         step.reads = () if reads_only_shape(func) else tuple(reads)
         self._steps.append(step)
+        if reads_data(func, args):
+            self.calls.read_data = True
         return result
 
-    def pack(self, tensor: torch.Tensor) -> Saved:
-        """Saved-tensor hook: called for every tensor that autograd saves."""
-        plain, _ = unwrap(tensor)
+    def pack(self, tensor: torch.Tensor) -> None:
+        """Told by the saved-tensor hook of every tensor that autograd saves."""
+        plain, wrappings = unwrap(tensor)
         at = None
         number = len(self._saved)
+        late = self._is_late()
         if plain is not None and is_plain(plain):
             value = self._value(plain)
             at = ref(value.number, plain, value.anchor)
-            value.sources.append((Source("pack", (number,)), geometry(plain)))
+            value.sources.append((Source("pack", (number,), late), geometry(plain)))
             if value.step is None and value.number != self._input:
                 value.held = True  # nobody in the layer made it, so that it stays with recomputation as without
-        saved = Saved(number=number, tensor=tensor, at=at, node=next_node())
-        self._saved.append(saved)
-        return saved
+        self._saved.append(
+            Saved(
+                number=number,
+                kind=kind_of(tensor),
+                size=tuple(tensor.shape),
+                stride=tensor.stride() if tensor.layout is torch.strided else None,
+                dtype=tensor.dtype,
+                wrappings=wrappings,
+                at=at,
+                node=next_node(),
+            )
+        )
 
     def finish(self, result: Any) -> Recording:
-        """The recording, when the layer has returned."""
+        """The recording, when the layer has returned. It holds none of autograd's graph."""
+        self._is_late()
         outputs = [unwrap(tensor)[0] for tensor in tensors(result)]
         known = [tensor for tensor in outputs if tensor is not None and is_plain(tensor)]
+        numbers = tuple(self._value(tensor).number for tensor in known)
+        for value in self._values:
+            if value.tensor is not None:
+                value.differentiable = value.tensor.requires_grad
+                value.tensor = value.tensor.detach()
         return Recording(
             values=self._values,
             steps=self._steps,
             saved=self._saved,
             input=self._input,
-            outputs=tuple(self._value(tensor).number for tensor in known),
-            reads_data=self._reads_data or self._calls.reads_data,
+            outputs=numbers,
+            sure_steps=self._sure[0] if self._sure else len(self._steps),
+            sure_saves=self._sure[1] if self._sure else len(self._saved),
         )
+
+    def _is_late(self) -> bool:
+        """Whether the layer's code has looked at data by now."""
+        if self._sure is None and self.calls.read_data:
+            self._sure = len(self._steps), len(self._saved)
+        return self._sure is not None
 
     # Values
 

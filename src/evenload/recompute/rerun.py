@@ -7,7 +7,8 @@ so an operator runs once in a backward, however many tensors were saved on its r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import Any, Final, cast
 
@@ -85,12 +86,12 @@ def _run(program: Program, cells: Sequence[Cell], value: int, task: _Task) -> to
     left = Counter(one for call in calls for one in call.needs)
     left[value] += 1
     lasting = set(bases)
-    with torch.no_grad(), _NoAutocast():
+    with quiet():
         for call in calls:
             left.subtract(call.needs)
             over = {one for one in call.needs if not left[one] and one not in lasting}
             state = states[call.step].tensor(call.label) if call.generator is not None else None
-            bases.update(_made(call, bases, state, over))
+            bases.update(perform(call, bases, state, over))
             for made in call.makes:
                 if task.wants(program, made):
                     task.values[made] = bases[made]
@@ -112,12 +113,16 @@ def _missing(sequence: Sequence[Call], value: int, there: Mapping[int, torch.Ten
     return chosen
 
 
-def _made(
+def perform(
     call: Call, bases: Mapping[int, torch.Tensor], state: torch.Tensor | None, over: set[int]
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Run one operator; the values that it makes.
 
-    What it writes to is copied first, unless nobody needs the old content any more.
+    Args:
+        call: the operator.
+        bases: anchors of the values that it needs.
+        state: the generator as it was in forward, where the call draws.
+        over: values that nobody needs afterwards: what the call writes to is copied first, unless it is one of these.
     """
     given = bases
     if call.writes:
@@ -166,16 +171,12 @@ def _devices() -> tuple[str, ...]:
 _DEVICES: Final = _devices()
 
 
-class _NoAutocast:
-    """Operators get their arguments as the kernels got them in forward: autocast has had its say."""
-
-    __slots__ = ("_entered",)
-
-    def __enter__(self) -> None:
-        self._entered = [torch.autocast(kind, enabled=False) for kind in _DEVICES if torch.is_autocast_enabled(kind)]
-        for one in self._entered:
-            one.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        for one in reversed(self._entered):
-            one.__exit__(None, None, None)
+@contextmanager
+def quiet() -> Generator[None]:
+    """No autograd, and no autocast: operators get their arguments as the kernels got them in forward."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for kind in _DEVICES:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from evenload.recompute.errors import missing
 from evenload.recompute.geometry import Geometry, Ref
+from evenload.recompute.wrappers import Wrapping
 
 
 class Source(NamedTuple):
@@ -19,6 +21,8 @@ class Source(NamedTuple):
     at: tuple[Any, ...]
     """Which one: (position,), (dotted name,), (number of the save,), (path, call, "in" or "out", position), (number of
     the step, result)."""
+    late: bool = False
+    """It comes after the layer's code has looked at data, so that it may come otherwise next time."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class Value:
     trainable: bool = False
     """A parameter that gets a gradient."""
     overwritten: bool = False
+    differentiable: bool = False
+    """Autograd makes a gradient for it."""
     sources: list[tuple[Source, Geometry]] = field(default_factory=list[tuple[Source, Geometry]])
     """Where it can be taken from when the layer runs again, and how the tensor there lies."""
 
@@ -94,12 +100,20 @@ class Saved:
     """A tensor that autograd saved for backward."""
 
     number: int
-    tensor: torch.Tensor
-    """As autograd handed it over; a wrapper such as DTensor is still on."""
+    kind: type
+    """Class of the tensor as autograd handed it over; a wrapper such as DTensor is still on."""
+    size: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    """None: it is no strided memory."""
+    dtype: torch.dtype
+    wrappings: tuple[Wrapping, ...]
+    """What is round the plain tensor inside."""
     at: Ref | None
     """The plain tensor inside; None if it is no strided memory, and so is always kept."""
     node: int
     """Number of the autograd node that saved it."""
+    alive: bool = True
+    """The node is still there when the layer has returned. Others lead to nothing that is differentiated."""
 
 
 @dataclass(slots=True)
@@ -113,8 +127,19 @@ class Recording:
     """Value of the first tensor argument."""
     outputs: tuple[int, ...]
     """Values of the tensors that the layer returned, in order."""
-    reads_data: bool
-    """Some operator took a number out of a tensor, on which the code that followed may depend."""
+    sure_steps: int
+    """Steps before the layer's code takes a number out of a tensor, on which all that follows may depend."""
+    sure_saves: int
+    """Tensors saved before that."""
+
+    def needed(self, count: int) -> Iterator[Ref]:
+        """Where the first `count` saved tensors lie that something still asks for."""
+        return (saved.at for saved in self.saved[:count] if saved.alive and saved.at is not None)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether some of the layer's code may depend on data."""
+        return self.sure_steps < len(self.steps) or self.sure_saves < len(self.saved)
 
     def live(self, value: int) -> torch.Tensor:
         """The anchor of a value that was not written over."""
