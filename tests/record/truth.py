@@ -18,7 +18,7 @@ class Marker(TorchDispatchMode):
 
     def __init__(self, recording):
         super().__init__()
-        self._storages = recording._storages
+        self._storages = recording.core.storages
         self.clocks = []
         self.numbers = []
 

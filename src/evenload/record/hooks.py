@@ -52,6 +52,7 @@ class Hooks:
         self._thread = get_ident()
         self._walked: dict[int, int] = {}
         self._stack = ExitStack()
+        mode.met = self.pause_propagation
 
     def install(self) -> None:
         """Put every hook in its place."""

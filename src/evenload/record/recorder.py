@@ -18,17 +18,9 @@ from evenload._version import __version__
 from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger, Mark, Metadata
 from evenload.ledger.log import Log
-from evenload.ledger.words import MarkKind, Phase
-from evenload.record.frames import Frames
+from evenload.ledger.words import MarkKind
+from evenload.record.core import Core
 from evenload.record.holders import held_parts
-from evenload.record.hooks import Hooks
-from evenload.record.mode import LedgerMode
-from evenload.record.modules import ModulePaths
-from evenload.record.phases import Phases
-from evenload.record.roles import Roles
-from evenload.record.steps import Steps
-from evenload.record.storages import Storages
-from evenload.record.where import Where
 
 
 def record(
@@ -125,49 +117,17 @@ class Recorder:
         self._log: Log | None = None
         self._ledger: Ledger | None = None
         self._running = False
+        self.core: Core
+        """What watches the run, once it has begun."""
 
     def __enter__(self) -> Self:
         if self._log is not None:
             raise EvenloadError("this recording has been used", fix="call evenload.record again for another one")
-        log = self._log = Log(self._metadata, self._path, force=self._force)
-        where = Where()
-        self._storages = Storages(log, where)
-        self._phases = Phases(log, self._storages, where)
-        paths = ModulePaths(log, self._model)
-        self._roles = Roles(self._storages, self._phases, paths)
-        self._steps = Steps(log, self._phases, self._storages)
-        frames = Frames(log)
-
-        def locate() -> None:
-            if where.phase != Phase.BACKWARD.code:
-                self._phases.line(frames.here())
-            elif not self._phases.in_kernel_of_backward:
-                where.frame = frames.here()
-
-        self._mode = LedgerMode(
-            log,
-            self._phases,
-            self._storages,
-            locate=locate if self._stacks else None,
-            ended=torch.accelerator.synchronize if self._synchronize and torch.accelerator.is_available() else None,
-        )
-        self._hooks = Hooks(
-            mode=self._mode,
-            storages=self._storages,
-            phases=self._phases,
-            steps=self._steps,
-            roles=self._roles,
-            paths=paths,
-        )
-        self._mode.met = self._hooks.pause_propagation
-        if self._model is not None:
-            self._roles.model(self._model)
-        if self._optimizer is not None:
-            self._roles.optimizer(self._optimizer)
-        self._hooks.install()
-        _follow_forks(self)
+        self._log = Log(self._metadata, self._path, force=self._force)
+        self.core = Core(self._log, model=self._model, stacks=self._stacks, synchronize=self._synchronize)
+        self.core.begin(self._model, self._optimizer)
+        _RUNNING.add(self)
         self._running = True
-        self._mode.__enter__()
         return self
 
     def __exit__(
@@ -176,12 +136,11 @@ class Recorder:
         if not self._running:  # a forked child
             return
         self._running = False
-        self._mode.__exit__(kind, error, traceback)
-        self._hooks.remove()
-        log, storages = self._logged(), self._storages
+        self.core.end()
+        log, storages = self._logged(), self.core.storages
         if error is not None:
             self.ended_by(error)
-        self._steps.host()
+        self.core.steps.host()
         storages.note_parts(held_parts())
         log.close(storages.settle())
         self._ledger = log.ledger(storages.clock)
@@ -190,20 +149,20 @@ class Recorder:
     @property
     def ledger(self) -> Ledger:
         """What has been recorded so far."""
-        return self._ledger or self._logged().ledger(self._storages.settle())
+        return self._ledger or self._logged().ledger(self.core.storages.settle())
 
     def step(self) -> None:
         """Say that a training step has ended; without, steps end where an optimizer's do."""
         self._logged()
-        self._steps.told = True
-        self._steps.end()
+        self.core.steps.told = True
+        self.core.steps.end()
 
     def ended_by(self, error: BaseException) -> None:
         """Note what ended the recorded code."""
         log = self._logged()
         line = next(iter(str(error).splitlines()), "")
         text = f"ended by {type(error).__name__}" + (f": {line}" if line else "")
-        log.mark(Mark(kind=MarkKind.NOTE, index=self._storages.settle(), time=log.now(), text=text))
+        log.mark(Mark(kind=MarkKind.NOTE, index=self.core.storages.settle(), time=log.now(), text=text))
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
@@ -211,11 +170,11 @@ class Recorder:
         if type(number) is not int or number < 0:
             raise EvenloadError(f"{number!r} is not the number of a micro-batch", fix="give an integer from 0 on")
         self._logged()
-        self._phases.fix_micro_batch(number)
+        self.core.phases.fix_micro_batch(number)
         try:
             yield
         finally:
-            self._phases.fix_micro_batch(None)
+            self.core.phases.fix_micro_batch(None)
 
     def _logged(self) -> Log:
         if self._log is None:
@@ -226,16 +185,12 @@ class Recorder:
         """Stop without a trace, in a child of the process: the file belongs to the parent."""
         if self._running:
             self._running = False
-            self._mode.paused += 1
-            self._hooks.remove()
+            self.core.mode.paused += 1
+            self.core.hooks.remove()
 
 
 _RUNNING: weakref.WeakSet[Recorder] = weakref.WeakSet()
 """Recordings that a fork has to stop in the child: workers of data loaders inherit everything."""
-
-
-def _follow_forks(recorder: Recorder) -> None:
-    _RUNNING.add(recorder)
 
 
 def _stop_all() -> None:

@@ -100,8 +100,7 @@ class Rehearsal:
         roles = Roles(storages, phases, paths)
         steps = _Steps(self._log, phases, storages)
         mode = LedgerMode(self._log, phases, storages, fake=True)
-        hooks = Hooks(mode=mode, phases=phases, steps=steps, roles=roles, paths=paths)
-        mode.met = hooks.pause_propagation
+        hooks = Hooks(mode=mode, storages=storages, phases=phases, steps=steps, roles=roles, paths=paths)
         roles.model(model)
         if optimizer is not None:
             roles.optimizer(optimizer)
