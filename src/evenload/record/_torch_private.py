@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from operator import attrgetter, methodcaller
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
 from evenload.errors import EvenloadError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LEAF: Final = 2**64 - 1
 """Sequence number of the nodes that accumulate gradients into leaves."""
@@ -56,6 +60,18 @@ current_node: Final[Callable[[], Any]] = _find("_C._current_autograd_node")
 """Node of the backward graph that is being evaluated; None: none."""
 next_sequence_number: Final[Callable[[], int]] = _find("_C._autograd._get_sequence_nr")
 """Number that the next node of the backward graph made in this thread will get."""
+
+
+def plainly(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function ask about tensors past their classes: those of lazy modules refuse, others run code of theirs."""
+    past = _find("_C.DisableTorchFunctionSubclass")
+
+    @wraps(function)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+        with past():
+            return function(*args, **kwargs)
+
+    return asked
 
 
 def sequence_number(node: Any) -> int:

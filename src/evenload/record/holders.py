@@ -9,12 +9,13 @@ from typing import Final
 
 import torch
 
-from evenload.record._torch_private import address, use_count
+from evenload.record._torch_private import address, plainly, use_count
 
 _OURS: Final = 3
 """References to a tensor that looking at it adds: the list, the variable, the argument of the count."""
 
 
+@plainly
 def held_parts() -> dict[int, dict[int, int]]:
     """Address of a storage -> offset and bytes of every tensor on it that somebody holds.
 

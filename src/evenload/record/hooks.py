@@ -52,6 +52,7 @@ class Hooks:
         self._thread = get_ident()
         self._walked: dict[int, int] = {}
         self._stack = ExitStack()
+        self._pauses = False
         mode.met = self.pause_propagation
 
     def install(self) -> None:
@@ -83,7 +84,8 @@ class Hooks:
     def pause_propagation(self, _kind: type | None = None) -> None:
         """Pause the recording while DTensor tries shapes out; also once DTensor is first met."""
         owner = propagator()
-        if owner is not None and not hasattr(getattr(owner, PROPAGATE), "__wrapped__"):
+        if owner is not None and not self._pauses:
+            self._pauses = True
             self._replace(owner, PROPAGATE, self._propagation)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from evenload.ledger.words import Role
+from evenload.record._torch_private import plainly
 from evenload.record.modules import ModulePaths
 from evenload.record.phases import Phases
 from evenload.record.storages import Storages
@@ -24,6 +25,7 @@ class Roles:
         self._paths = paths
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
+    @plainly
     def model(self, root: nn.Module) -> None:
         """Mark what a model's modules hold, and the gradients that are there."""
         self._owners = {key: owner for key, owner in self._owners.items() if owner[0]() is not None}
@@ -33,10 +35,12 @@ class Roles:
         self._phases.own({key: module for key, (_, module) in self._owners.items()})
         self.gradients()
 
+    @plainly
     def registered(self, tensor: torch.Tensor) -> None:
         """Mark a parameter or buffer that a module has just been given."""
         self._storages.mark(tensor, Role.PARAMETER)
 
+    @plainly
     def gradients(self) -> None:
         """Mark the gradients of known parameters: those that something else than backward has put there too."""
         for reference, module in self._owners.values():
@@ -44,6 +48,7 @@ class Roles:
             if tensor is not None and tensor.is_leaf and (gradient := tensor.grad) is not None:
                 self._storages.mark(gradient, Role.GRADIENT, module)
 
+    @plainly
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Mark an optimizer's states, and parameters that no module knows."""
         for parameter in flat([group["params"] for group in optimizer.param_groups]):

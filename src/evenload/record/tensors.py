@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 
+from evenload.record._torch_private import FakeTensor
+
 _SPARSE = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -55,14 +57,16 @@ def _gather(value: object, found: list[torch.Tensor]) -> None:
 
 @cache
 def is_wrapper(kind: type) -> bool:
-    """Whether a tensor class only holds other tensors: DTensor, nested tensors, quantized weights."""
-    return hasattr(kind, "__tensor_flatten__")
+    """Whether a tensor class runs operators on tensors that it holds: DTensor, nested tensors, quantized weights."""
+    own = getattr(kind, "__torch_dispatch__", None) is not getattr(torch.Tensor, "__torch_dispatch__", None)
+    return own and not issubclass(kind, FakeTensor)
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with a storage of their own that a tensor consists of: itself, for a plain one."""
     if is_wrapper(type(tensor)):
-        names, _ = cast("Any", tensor).__tensor_flatten__()
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        names, _ = flatten() if flatten is not None else ((), None)  # it does not tell what it holds
         inner = [getattr(tensor, name) for name in names]  # a device mesh may be among them
         return [part for item in inner if isinstance(item, torch.Tensor) for part in components(item)]
     if (methods := _SPARSE.get(tensor.layout)) is not None:
