@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +74,28 @@ def test_a_reader_that_goes_away_leaves_no_traceback():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == door.BROKEN_PIPE
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["estimate", "llama-3-8b", "--json", "--pp", "8"], ["--version"]])
+def test_a_full_disk_behind_stdout_is_one_message(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "evenload", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+    assert done.returncode == 2
+    assert "error: standard output: cannot write: no space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_leave_the_exit_code():
+    program = f"{sys.executable} -m evenload --version >&- 2>&-"
+    assert subprocess.run(program, shell=True, env=environment()).returncode == 0
 
 
 def test_no_verb_needs_torch():

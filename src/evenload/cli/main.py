@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
 from evenload._version import __version__
-from evenload.errors import EvenloadError
+from evenload.errors import WRONG_INPUT, EvenloadError
 
 VERBS: Final[dict[str, str]] = {
     "check": "evenload.cli.check:check",
@@ -46,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")  # a terminal without UTF-8 still gets the answer
+    _open_closed_streams()
     stdout = sys.stdout
     try:
         code = _run(words)
-        stdout.flush()  # a broken pipe shows here, not in the interpreter's last breath
+        stdout.flush()  # a broken pipe or a full disk shows here, not in the interpreter's last breath
     except EvenloadError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
@@ -57,11 +59,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at its end; give it somewhere to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-        sys.stdout = stdout
+        _drop(stdout)
         code = BROKEN_PIPE
+    except OSError as error:
+        if error.filename is not None:  # no stream has one, and files are read and written with errors of their own
+            raise
+        _drop(stdout)
+        print(f"error: standard output: cannot write: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        code = WRONG_INPUT
     return code
+
+
+def _open_closed_streams() -> None:
+    """Give words somewhere to go where the caller closed a stream."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+
+
+def _drop(stdout: TextIO) -> None:
+    """Point stdout to nowhere: the interpreter flushes it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+    sys.stdout = stdout
 
 
 def _run(words: Sequence[str]) -> int:
