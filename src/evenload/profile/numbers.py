@@ -47,22 +47,28 @@ def number(
         EvenloadError: no such key and no default, no number, negative, not finite, or above `most`.
     """
     for key in keys:
-        value = item.get(key)
-        if value is None:
-            continue
-        where = f"{path}.{key}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise EvenloadError(f"{key} should be a number, not {_named(value)}", where=where)
-        if value != value or abs(value) == math.inf:  # noqa: PLR0124  # NaN
-            raise EvenloadError(f"{key} is {value}", where=where, fix="give a finite number")
-        if value < 0:
-            raise EvenloadError(f"{key} is negative: {value}", where=where, fix="give a number of at least 0")
-        if value > most:
-            raise EvenloadError(f"{key} is above {most:.3g}", where=where, fix="check the number and its unit")
-        return float(value)
+        if (value := item.get(key)) is not None:
+            return as_number(value, key, f"{path}.{key}", most=most)
     if default is None:
         raise EvenloadError(f"{keys[0]!r} is missing", where=path, fix=f"add a number {keys[0]!r}")
     return default
+
+
+def as_number(value: object, name: str, where: str, *, most: float = MOST) -> float:
+    """The value, which must be a number; `name` is what errors call it.
+
+    Raises:
+        EvenloadError: no number, negative, not finite, or above `most`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise EvenloadError(f"{name} should be a number, not {_named(value)}", where=where)
+    if value != value or abs(value) == math.inf:  # noqa: PLR0124  # NaN
+        raise EvenloadError(f"{name} is {value}", where=where, fix="give a finite number")
+    if value < 0:
+        raise EvenloadError(f"{name} is negative: {value}", where=where, fix="give a number of at least 0")
+    if value > most:
+        raise EvenloadError(f"{name} is above {most:.3g}", where=where, fix="check the number and its unit")
+    return float(value)
 
 
 def count(

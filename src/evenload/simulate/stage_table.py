@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenload.errors import EvenloadError, did_you_mean
-from evenload.profile.numbers import count, entry, listed, number
+from evenload.profile.numbers import as_number, count, entry, listed, number
 from evenload.simulate.costs import ChunkCosts
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -89,9 +89,10 @@ def _read(data: object) -> StageTable:
     }
     for name, grid in tables.items():
         if grid.shape != forward.shape:
+            key = _key(table, name)
             raise EvenloadError(
-                f"{name} is {_size(grid)}, forward is {_size(forward)}",
-                where=f"{path}.{name}",
+                f"{key} is {_size(grid)}, {_key(table, 'forward')} is {_size(forward)}",
+                where=f"{path}.{key}",
                 fix="give one number for each chunk of each stage",
             )
     micro_batches = count(table, _NAMES["micro_batches"], path, default=0)
@@ -125,7 +126,7 @@ def _check_keys(table: Mapping[str, Any], path: str) -> None:
 
 def _grid(table: Mapping[str, Any], name: str, path: str) -> NDArray[np.float64] | None:
     """A table of [chunk][stage]; a single row may be written without the outer brackets."""
-    key = next((key for key in _NAMES[name] if table.get(key) is not None), None)
+    key = _key(table, name)
     if key is None:
         return None
     at = f"{path}.{key}"
@@ -134,7 +135,7 @@ def _grid(table: Mapping[str, Any], name: str, path: str) -> NDArray[np.float64]
         rows, nested = [rows], False
     else:
         nested = True
-    grid = [_row(row, f"{at}[{index}]" if nested else at) for index, row in enumerate(rows)]
+    grid = [_row(row, key, f"{at}[{index}]" if nested else at) for index, row in enumerate(rows)]
     if not grid[0] or any(len(row) != len(grid[0]) for row in grid):
         raise EvenloadError(
             f"the rows of {key} have {', '.join(str(len(row)) for row in grid)} stages",
@@ -144,8 +145,14 @@ def _grid(table: Mapping[str, Any], name: str, path: str) -> NDArray[np.float64]
     return np.array(grid)
 
 
-def _row(row: object, path: str) -> list[float]:
-    return [number({str(index): value}, (str(index),), path) for index, value in enumerate(listed(row, path))]
+def _key(table: Mapping[str, Any], name: str) -> str | None:
+    """Which of its names the table uses for something."""
+    return next((key for key in _NAMES[name] if table.get(key) is not None), None)
+
+
+def _row(row: object, key: str, path: str) -> list[float]:
+    name = f"an entry of {key}"
+    return [as_number(value, name, f"{path}[{index}]") for index, value in enumerate(listed(row, path))]
 
 
 def _static(table: Mapping[str, Any], stages: int, path: str) -> NDArray[np.float64]:
@@ -154,19 +161,16 @@ def _static(table: Mapping[str, Any], stages: int, path: str) -> NDArray[np.floa
         return np.zeros(stages)
     if grid.shape[1] != stages or (grid != grid[0]).any():
         raise EvenloadError(
-            f"static is {_size(grid)} and must be one number a stage, for {stages} stages",
-            where=f"{path}.static",
+            f"{_key(table, 'static')} is {_size(grid)} and must be one number a stage, for {stages} stages",
+            where=f"{path}.{_key(table, 'static')}",
             fix="give what each stage holds for all its chunks together",
         )
     return np.array(grid[0], dtype=np.float64)
 
 
 def _schedule(table: Mapping[str, Any]) -> str | None:
-    for key in _NAMES["schedule"]:
-        named = table.get(key)
-        if named is not None:
-            return str(named)
-    return None
+    key = _key(table, "schedule")
+    return None if key is None else str(table[key])
 
 
 def _size(grid: NDArray[np.float64]) -> str:
