@@ -297,3 +297,21 @@ def test_a_model_with_a_senseless_width_is_named_with_its_place():
             "model: {model_config: {type: LlamaConfig, num_layers: 4, num_heads: 4, vocab_size: 8, hidden_size: wide}}"
         )
     assert caught.value.where == "m.yaml:1:100"
+
+
+@pytest.mark.parametrize(
+    ("said", "full"),
+    [("True", 8), ("False", 0), ("[1, 2]", 3), ("{recompute: [1, 2], select_recompute: True}", 3)],
+)
+def test_recompute_inside_parallel_config_is_read(said, full):
+    text = f"parallel_config: {{pipeline_stage: 2, recompute: {said}}}\nmodel: {{model_config: {{num_layers: 8}}}}"
+    policy = read(text).plan.policy
+    assert len(policy.full) == full
+    assert bool(policy.select) is ("select" in said)
+
+
+def test_a_section_without_values_is_still_one(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("parallel_config:\nmodel:\n")
+    with pytest.raises(EvenloadError, match="do not say how many layers"):
+        read_settings(path)

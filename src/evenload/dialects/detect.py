@@ -59,7 +59,8 @@ def _detect(source: YamlSource) -> Dialect:
     if is_pynative(source):
         return "mindformers-pynative"
     sections = (*SECTIONS, *READ_HERE)
-    if any(at(source, path) is not None for path in sections) or any(name in data for name in LISTS):
+    top = (*LISTS, *(path[0] for path in sections if len(path) == 1))  # present is enough, also without a value
+    if any(name in data for name in top) or any(at(source, path) is not None for path in sections):
         return "mindformers"
     if "model_type" in data or "architectures" in data:
         raise EvenloadError(

@@ -23,7 +23,7 @@ from evenload.plan.layer_setting import LayerSetting
 from evenload.plan.plan import Plan
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, Policy
 
-RECOMPUTE: Final[Sections] = (("recompute_config",), ())
+RECOMPUTE: Final[Sections] = (("recompute_config",), (), ("parallel_config", "recompute"), ("parallel_config",))
 SWAP: Final[Sections] = (("swap_config",), ())
 LISTS: Final = (
     "recompute",

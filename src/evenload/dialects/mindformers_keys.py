@@ -36,7 +36,6 @@ SECTIONS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
         "reset_attention_mask",
         "recompute",
         "select_recompute",
-        "swap",
     ),
     ("recompute_config",): (
         "recompute",
