@@ -330,3 +330,8 @@ def test_any_plan_is_written_and_never_recomputes_less_than_whole_layers_asked_f
         assert all(a <= b for left, right in zip(wanted, got, strict=True) for a, b in zip(left, right, strict=True))
     if again.policy.full != plan.policy.full or again.layout != plan.layout:
         assert writing.losses
+
+
+def test_a_stage_for_the_embedding_alone_is_said():
+    reading = read_megatron("--pipeline-model-parallel-layout E|tt|ttL --pipeline-model-parallel-size 3", name="a.sh")
+    assert [str(notice) for notice in reading.notices] == ["a.sh: stage 0 of chunk 0 holds no layer"]

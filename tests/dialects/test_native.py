@@ -118,3 +118,8 @@ def test_a_pattern_that_names_nothing_is_said_at_its_place():
     (said,) = reading.notices
     assert said.fact == "pattern 'mlp.act_fn' names no operator: matched 0 of 3 layers"
     assert said.where == "p.yaml:8:5"
+
+
+def test_a_chunk_without_layers_is_said_at_its_place():
+    reading = read_native(parse_yaml("evenload: 1\nsetup: {pp: 2}\nlayout:\n  - [0, 2]\n", name="plan.yaml"))
+    assert [str(notice) for notice in reading.notices] == ["plan.yaml:4:3: stage 0 of chunk 0 holds no layer"]

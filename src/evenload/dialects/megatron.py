@@ -80,7 +80,11 @@ def read_megatron(text: str, *, name: str = "arguments") -> Reading:
         backend="megatron",
         schedule="1f1b" if layout.interleave == 1 else "interleaved_1f1b",
     )
-    return Reading(dialect="megatron", plan=Plan(setup=setup, layout=layout, policy=policy), notices=tuple(notices))
+    return Reading(
+        dialect="megatron",
+        plan=Plan(setup=setup, layout=layout, policy=policy),
+        notices=(*layout.notices(arguments.name), *notices),
+    )
 
 
 def uniform_units(num_layers: int, size: int) -> tuple[range, ...]:

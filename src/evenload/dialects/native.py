@@ -80,7 +80,8 @@ def read_native(source: YamlSource) -> Reading:
     places = _places(source)
     patterns = {pattern: len(layers) for name in _PATTERNS for pattern, layers in getattr(policy, name).items()}
     nowhere = unmatched(patterns, (*hugging_face_blocks(), mindformers_llama()), places=places)
-    return Reading(dialect="evenload", plan=plan, notices=tuple(nowhere.values()), places=places)
+    notices = (*layout.notices(source.where("layout")), *nowhere.values())
+    return Reading(dialect="evenload", plan=plan, notices=notices, places=places)
 
 
 def _layout(source: YamlSource) -> Layout:

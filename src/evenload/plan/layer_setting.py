@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from evenload.errors import Notice
 from evenload.plan.checks import flag, whole
@@ -16,6 +16,7 @@ from evenload.plan.recompute_lists import Switched, read_recompute_lists
 
 Counts = list[list[int]]
 """Layers of [interleave][stage]."""
+_EMPTY_CHUNKS: Final = "MindFormers before 1.7 accepts this; later versions only at the first and the last chunk"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +115,7 @@ class LayerSetting:
         )
         self.notices = (
             *read_as,
-            *self.layout.notices(),
+            *(replace(notice, fix=_EMPTY_CHUNKS) for notice in self.layout.notices()),
             *self._lists.notices,
             *differences(self._lists, swap=swap, slices_lists=recompute_slice_activation and recompute is not True),
         )

@@ -101,19 +101,13 @@ class Layout:
         base = self.num_layers // (self.pp * self.interleave)
         return tuple(tuple(count - base for count in row) for row in self.table)
 
-    def notices(self) -> tuple[Notice, ...]:
-        """What a reader of the layout should know: chunks that hold no layer."""
+    def notices(self, where: str = "$.offset") -> tuple[Notice, ...]:
+        """What a reader of the layout should know: chunks that hold no layer. `where` is the place that says so."""
         empty = [(chunk, stage) for chunk, stage, layers in self.chunks() if not layers]
         if not empty:
             return ()
         chunk, stage = empty[0]
-        return (
-            Notice(
-                fact=f"stage {stage} of chunk {chunk} holds no layer" + _and_more(len(empty) - 1),
-                where="$.offset",
-                fix="MindFormers before 1.7 accepts this; later versions only at the first and the last chunk",
-            ),
-        )
+        return (Notice(fact=f"stage {stage} of chunk {chunk} holds no layer" + _and_more(len(empty) - 1), where=where),)
 
     def __str__(self) -> str:
         rows = " | ".join(" ".join(map(str, row)) for row in self.table)
