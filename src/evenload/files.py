@@ -17,6 +17,14 @@ _BINARY: Final = "this is a binary file, not text"
 _TEXT_WANTED: Final = "name the settings, the plan or the table"
 
 
+def exists(path: str | Path) -> bool:
+    """Whether there is such a file or directory; a name that no file can have is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
 def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file, byte order mark removed.
 

@@ -99,3 +99,34 @@ def test_mtp_layers_of_the_model_are_placed(capsys, tmp_path):
     code, out, _ = convert(capsys, settings, "--to", "megatron", "--model", "deepseek-v3")
     assert code == 0
     assert "--pipeline-model-parallel-layout 'Et*16|t*15|t*15|t*15mL'" in out
+
+
+DESCRIBED = """
+parallel_config: {pipeline_stage: 2, micro_batch_num: 4}
+model:
+  model_config: {type: LlamaConfig, num_layers: 4, hidden_size: 64, num_heads: 4, vocab_size: 256, seq_length: 128}
+"""
+
+
+def test_a_plan_remembers_its_model_wherever_it_is_read(capsys, tmp_path, monkeypatch):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(DESCRIBED)
+    plan = tmp_path / "plans" / "plan.yaml"
+    monkeypatch.chdir(tmp_path)
+    assert convert(capsys, "settings.yaml", "--to", "evenload", "--out", "plans/plan.yaml")[0] == 0
+    assert read_settings(plan).plan.model == "../settings.yaml"
+    assert main(["estimate", "settings.yaml", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    monkeypatch.chdir("/")
+    for verb in ("estimate", "simulate", "names"):
+        assert main([verb, str(plan), "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert verb != "estimate" or said["stages"] == stages
+
+
+def test_a_plan_is_made_for_the_model_that_is_named(capsys, tmp_path):
+    arguments = tmp_path / "train.sh"
+    arguments.write_text("--num-layers 32 --pipeline-model-parallel-size 4")
+    code, out, _ = convert(capsys, arguments, "--to", "evenload", "--model", "Llama-3-8B")
+    assert (code, "model: llama-3-8b\n" in out) == (0, True)
+    assert "model: null\n" in convert(capsys, arguments, "--to", "evenload")[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +59,8 @@ def convert(
     if into is not None and to is not Target.MINDFORMERS:
         raise EvenloadError(f"--into says nothing with --to {to}", where="--into", fix="use --to mindformers")
     reading = read_settings(file, dialect=dialect, num_layers=layers_of(model))
+    named = reading.plan.model or _model_of_plan(reading, file, model, out)
+    reading = replace(reading, plan=replace(reading.plan, model=named))
     writing = write(reading, to, into=into, mtp=_mtp_layers(reading, model))
     if out is not None:
         write_text(out, writing.text, force=force)
@@ -71,6 +75,18 @@ def convert(
         say(writing.text.rstrip("\n"))
     else:
         remark(f"wrote {out}")
+
+
+def _model_of_plan(reading: Reading, file: Path, model: str | None, out: Path | None) -> str | None:
+    """What a plan calls its model: the preset, or the path of the file that describes it, from where the plan lies."""
+    if model is None and reading.model_config is None:
+        return None
+    from evenload.model.presets import preset_names  # noqa: PLC0415  # only where there is a model
+
+    source = model or str(file)
+    if source.lower() in preset_names():
+        return source.lower()
+    return os.path.relpath(source, out.parent if out is not None else None)
 
 
 def _mtp_layers(reading: Reading, model: str | None) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from evenload.errors import EvenloadError, did_you_mean
+from evenload.files import exists
 from evenload.model.huggingface import model_from_config, read_config
 from evenload.model.spec import Model
 
@@ -74,7 +75,7 @@ def model_source(text: str) -> Source:
     if text.strip().lower() in _configs():
         return "preset"
     path = Path(text)
-    if _exists(path):
+    if exists(path):
         if path.suffix.lower() in _SETTINGS:
             return "settings"
         return "config"
@@ -89,13 +90,6 @@ def model_source(text: str) -> Source:
             fix=near or "save the repository's config.json and give its path",
         )
     raise EvenloadError(f"{text!r} is neither a preset nor a file", fix=near or f"presets: {', '.join(preset_names())}")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a null byte
-        return False
 
 
 @cache
