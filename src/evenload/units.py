@@ -1,4 +1,4 @@
-"""Bytes and seconds: parsed and formatted at the edge, plain numbers inside.
+"""Bytes, seconds and counts: parsed and formatted at the edge, plain numbers inside.
 
 Decimal (kB, MB, GB, TB) and binary (KiB, MiB, GiB, TiB) units are both understood and never mixed: every table of
 evenload prints GiB = 2**30 bytes.
@@ -74,6 +74,19 @@ def human_bytes(nbytes: float) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def human_count(count: int) -> str:
+    """A number of things in words where it is long: `8.03 billion`, `270.88 million`, `12,345`.
+
+    Examples:
+        >>> human_count(8_030_261_248), human_count(999_999), human_count(1_500_000)
+        ('8.03 billion', '999,999', '1.50 million')
+    """
+    for word, size in (("billion", 10**9), ("million", 10**6)):
+        if count >= size:
+            return f"{count / size:.2f} {word}"
+    return f"{count:,}"
 
 
 def human_seconds(seconds: float) -> str:

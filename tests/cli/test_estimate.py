@@ -130,17 +130,51 @@ def test_the_screen_says_what_binds(capsys):
     assert " GB" not in out
 
 
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
+
+
+def test_what_was_left_out_of_a_model_is_told(capsys, tmp_path):
+    stored = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(
+        json.dumps(SMALL | {"quantization_config": stored, "tie_word_embeding": True})
+    )
+    said = answer(capsys, str(tmp_path))
+    facts = " ".join(warning["fact"] for warning in said["warnings"])
+    assert "quantization_config says how the published weights are stored" in facts
+    assert "the unknown key 'tie_word_embeding' is ignored" in facts
+    for verb in ("estimate", "simulate", "names"):
+        assert main([verb, str(tmp_path)]) == 0
+        assert "warning: " in capsys.readouterr().err
+
+
+def test_a_stage_without_layers_is_told(capsys, tmp_path):
+    flags = ["--pp", "2", "--micro-batches", "2"]
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert main(["estimate", str(tmp_path), *flags, "--offset", "[-1,1]"]) == 0
+    assert "warning: --offset: stage 0 of chunk 0 holds no layer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "heading"),
+    [
+        ("llama-3-8b", "llama-3-8b: 8.03 billion parameters in 32 layers, "),
+        ("deepseek-v3", "deepseek-v3: 682.64 billion parameters in 61 layers and 1 MTP layer, "),
+    ],
+)
+def test_the_heading_counts_what_the_model_has(capsys, model, heading):
+    assert main(["estimate", model]) == 0
+    assert capsys.readouterr().out.startswith(heading)
+
+
 def test_verbose_adds_assumptions_ignored_keys_and_operators(capsys, tmp_path):
-    config = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 256,
-        "made_up_key": 1,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"made_up_key": 1}))
     assert main(["estimate", str(tmp_path), "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "keys of the model not used: made_up_key" in out
@@ -166,6 +200,11 @@ def test_verbose_adds_assumptions_ignored_keys_and_operators(capsys, tmp_path):
         (["llama-3-8b", "--dtype", "fp8", "--hardware", "a100"], "--dtype: a100-80 has no fp8 matrix rate"),
         (["llama-3-8b", "--zero", "4"], "--zero: zero is 4"),
         (["llama-3-8b", "--memory", "0"], "--memory: '0' is not a positive size"),
+        (
+            ["llama-3-8b", "--memory", "64"],
+            "--memory: '64' is 64 bytes, less than any device has\n  fix: give the unit, such as 64GiB",
+        ),
+        (["llama-3-8b", "--memory", "1kB"], "'1kB' is 1000 bytes"),
         (["llama-3-8b", "--memory", "64 parsecs"], "unknown unit 'parsecs'"),
         (["llama-3-8b", "--recompute", "ful"], "did you mean 'full'?"),
         (["llama-3-8b", "--schedule", "1f2b"], "--schedule: there is no schedule '1f2b'"),

@@ -204,6 +204,7 @@ def test_mistakes_end_in_one_message_and_exit_code_2(run, table, words, says):
     assert code == 2
     assert out == ""
     assert says in err
+    assert err.startswith("error: ")
     assert "Traceback" not in err
 
 

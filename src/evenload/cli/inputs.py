@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from evenload.cli.flags import Flags
 from evenload.dialects.detect import read_settings
 from evenload.dialects.reading import Reading
 from evenload.errors import EvenloadError, Notice, did_you_mean
-from evenload.files import parse_json
+from evenload.files import exists, parse_json
 from evenload.model import Model
 from evenload.model.huggingface import model_from_config
-from evenload.model.presets import model_source, open_model
+from evenload.model.presets import model_source, open_model, preset_names
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy, Recompute
 from evenload.profile.hardware import find_hardware
 from evenload.setup import Setup, check_setup
-from evenload.units import parse_bytes
+from evenload.units import MIB, parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,22 +47,29 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     model = open_model(name) if own is None else _model_of(own, name)
     setup, notices = read_setup(reading, flags)
     check_setup(model, setup)
-    layout = _layout(model, setup, reading, flags)
+    layout, said = _layout(model, setup, reading, flags)
     plan = Plan(setup=setup, layout=layout, policy=_policy(reading, layout, flags), model=name)
     return Inputs(
         model=model,
         plan=plan,
         limit=_limit(reading, flags),
-        notices=(*(reading.notices if reading else ()), *notices),
+        notices=(*model.notices, *(reading.notices if reading else ()), *notices, *said),
     )
 
 
 def _model_of(reading: Reading, name: str) -> Model:
-    """The model that a settings file describes or names."""
+    """The model that a settings file describes or names; a path is looked for beside the file first."""
     if reading.model_config is not None:
         return model_from_config(reading.model_config, where=name)
     if reading.plan.model:
-        return open_model(reading.plan.model)
+        named, beside = reading.plan.model, str(Path(name).parent / reading.plan.model)
+        if exists(beside) and named.lower() not in preset_names():
+            named = beside
+        if model_source(named) != "settings":
+            return open_model(named)
+        config = read_settings(named).model_config
+        if config is not None:
+            return model_from_config(config, where=named)
     raise EvenloadError(
         "the settings file describes no model", where=name, fix="name the model first, and this file by --config"
     )
@@ -81,20 +89,22 @@ def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notic
     return setup, []
 
 
-def _layout(model: Model, setup: Setup, reading: Reading | None, flags: Flags) -> Layout:
+def _layout(model: Model, setup: Setup, reading: Reading | None, flags: Flags) -> tuple[Layout, tuple[Notice, ...]]:
+    """Where the layers go, and what to say of it beyond the warnings of the file."""
     layers = len(model.blocks)
     if flags.offset is not None:
         offset = cast("Any", parse_json(flags.offset, name="--offset"))
-        return Layout.from_offset(layers, pp=setup.pp, interleave=setup.interleave, offset=offset)
+        layout = Layout.from_offset(layers, pp=setup.pp, interleave=setup.interleave, offset=offset)
+        return layout, layout.notices("--offset")
     if reading is None or (reading.plan.setup.pp, reading.plan.setup.interleave) != (setup.pp, setup.interleave):
-        return Layout.even(layers, pp=setup.pp, interleave=setup.interleave)
+        return Layout.even(layers, pp=setup.pp, interleave=setup.interleave), ()
     if reading.plan.layout.num_layers != layers:
         raise EvenloadError(
             f"the settings place {reading.plan.layout.num_layers} layers, {model.name} has {layers}",
             where=flags.config,
             fix="name the model that the settings were made for, or give --offset",
         )
-    return reading.plan.layout
+    return reading.plan.layout, ()
 
 
 def _policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy:
@@ -113,7 +123,14 @@ def _policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy:
 
 def _limit(reading: Reading | None, flags: Flags) -> int | None:
     if flags.memory is not None:
-        return parse_bytes(flags.memory, where="--memory")
+        limit = parse_bytes(flags.memory, where="--memory")
+        if limit < MIB:
+            raise EvenloadError(
+                f"{flags.memory!r} is {limit} bytes, less than any device has",
+                where="--memory",
+                fix=f"give the unit, such as {flags.memory.strip()}GiB" if flags.memory.strip().isdigit() else None,
+            )
+        return limit
     if reading is not None and reading.limit is not None:
         return reading.limit
     return find_hardware(flags.hardware).memory if flags.hardware is not None else None

@@ -12,7 +12,7 @@ from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, war
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import read_inputs
 from evenload.cli.tables import Lists, flag_of, limit_in, plan_over_table, refuse, split_recompute
-from evenload.errors import ANSWER_NO, EvenloadError
+from evenload.errors import ANSWER_NO, EvenloadError, Notice
 from evenload.files import write_text
 from evenload.plan.schedule import default_schedule
 from evenload.profile.formula import formula_profile
@@ -58,11 +58,13 @@ def run(
         flags = replace(flags, schedule="interleaved_1f1b_less_memory")
     flags, lists = split_recompute(flags, select, comm)
     if profile is None:
-        timeline, limit = _of_model(plan, model, flags, lists)
+        timeline, limit, notices = _of_model(plan, model, flags, lists)
     else:
-        timeline, limit = _of_table(profile, plan, flags, lists)
+        timeline, limit, notices = _of_table(profile, plan, flags, lists)
     if trace is not None:
         write_text(trace, chrome_trace(timeline), force=force)
+    warn(notices)
+    if trace is not None:
         remark(f"wrote {trace}")
     if json:
         say_json(timeline_answer(timeline, limit=limit))
@@ -72,7 +74,11 @@ def run(
         raise typer.Exit(ANSWER_NO)
 
 
-def _of_model(plan: str | None, model: str | None, flags: Flags, lists: Lists) -> tuple[Timeline, float | None]:
+_Simulated = tuple[Timeline, float | None, tuple[Notice, ...]]
+"""The step, the memory limit if there is one, and what the user should know of the input."""
+
+
+def _of_model(plan: str | None, model: str | None, flags: Flags, lists: Lists) -> _Simulated:
     if plan is None and model is None:
         raise EvenloadError(
             "there is nothing to simulate", where="command line", fix="name a plan, or a table with --profile"
@@ -80,17 +86,16 @@ def _of_model(plan: str | None, model: str | None, flags: Flags, lists: Lists) -
     if plan is not None and model is not None:
         flags = replace(flags, config=plan)
     inputs = read_inputs(model or plan or "", flags)
-    warn(inputs.notices)
-    wanted = inputs.plan
+    wanted, notices = inputs.plan, inputs.notices
     if lists.given:
-        policy, notices = lists.policy(wanted.layout)
-        warn(notices)
-        wanted = replace(wanted, policy=policy)
-    return simulate(formula_profile(inputs.model, wanted.setup, wanted.policy), wanted), inputs.limit
+        policy, said = lists.policy(wanted.layout)
+        wanted, notices = replace(wanted, policy=policy), (*notices, *said)
+    return simulate(formula_profile(inputs.model, wanted.setup, wanted.policy), wanted), inputs.limit, notices
 
 
-def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> tuple[Timeline, float | None]:
+def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> _Simulated:
     data = read_data(path)
+    notices: tuple[Notice, ...] = ()
     if is_stage_table(data):
         if plan is not None or lists.given:
             raise EvenloadError(
@@ -99,11 +104,11 @@ def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> tuple[
         timeline = _of_stages(read_stage_table(data, path), path, flags)
     else:
         table = read_layer_table(data, path)
-        wanted, notices = plan_over_table(table, flags if plan is None else replace(flags, config=plan), lists)
-        warn((*table.notices, *notices))
+        wanted, said = plan_over_table(table, flags if plan is None else replace(flags, config=plan), lists)
+        notices = (*table.notices, *said)
         timeline = simulate(table.profile, wanted)
     limit = None if flags.memory is None else limit_in(flags.memory, timeline.memory_unit)
-    return timeline, limit
+    return timeline, limit, notices
 
 
 def _of_stages(table: StageTable, path: str, flags: Flags) -> Timeline:
