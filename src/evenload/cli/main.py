@@ -74,7 +74,7 @@ def _open_closed_streams() -> None:
     """Give words somewhere to go where the caller closed a stream."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open to the end
 
 
 def _drop(stdout: TextIO) -> None:
