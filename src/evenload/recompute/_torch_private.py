@@ -24,6 +24,7 @@ __all__ = [
     "StorageWeakRef",
     "TorchDispatchMode",
     "at_end_of_backward",
+    "gathers_again",
     "graph_task",
     "in_functorch",
     "is_wrapper",
@@ -122,6 +123,12 @@ def version(tensor: torch.Tensor) -> int:
 def schema(func: Any) -> Any:
     """The schema of an operator: its arguments, and which of them it writes to."""
     return func._schema  # noqa: SLF001  # no public name
+
+
+def gathers_again(module: Any) -> bool:
+    """Whether an FSDP module frees its gathered parameters after forward, and gathers them again in backward."""
+    groups = module._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  # there is a setter but no getter
+    return any(group.post_forward_mesh_info is not None for group in groups)
 
 
 def wait(tensor: torch.Tensor) -> torch.Tensor:

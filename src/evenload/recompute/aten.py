@@ -14,7 +14,8 @@ from evenload.recompute.wrappers import tensors
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 _INERT: Final = frozenset({"detach", "wait_tensor", "_wrap_tensor_autograd"})
-"""Operators that hand on what they get: autograd's own book-keeping, and waiting for a collective."""
+"""Operators that hand on what they get: autograd's own book-keeping, and waiting for a collective. Those of the
+namespace `prim` only ask what a tensor is."""
 _HEAVY: Final = frozenset(
     {
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "matmul", "linear", "_scaled_mm"),
@@ -56,7 +57,7 @@ _READS: Final = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "item"}
 
 def is_inert(func: Any) -> bool:
     """Whether an operator only hands on what it gets."""
-    return func.overloadpacket.__name__ in _INERT
+    return func.overloadpacket.__name__ in _INERT or func.namespace == "prim"
 
 
 def is_heavy(func: Any) -> bool:

@@ -2,55 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from evenload.plan.policy import LayerPolicy
+from evenload.recompute._torch_private import FakeTensor, storage_key
+from evenload.recompute.errors import RecomputeError
 from evenload.recompute.follow import Follower
 from evenload.recompute.frame import Dropped, Frame, let_go, unpack
+from evenload.recompute.full import run_whole
 from evenload.recompute.geometry import view
 from evenload.recompute.layer_plan import LayerPlan, make_plan
 from evenload.recompute.likeness import Key, Watch, arguments_key, surroundings
 from evenload.recompute.program import Cell
 from evenload.recompute.proof import first_difference
 from evenload.recompute.recording import Recorder
+from evenload.recompute.rehearsal import can_rehearse, rehearse
+from evenload.recompute.state import LayerState
 from evenload.recompute.surroundings import require_room
 from evenload.recompute.values import Recording
-
-Served = Literal["hooks", "mode", "recorded", "kept"]
-"""How a forward was served: by a plan, by recording it, or, where it left its plan, by keeping everything."""
-_MOST_PLANS: Final = 16
-"""Plans of one layer that are remembered, one for each shape, type and mode of its arguments."""
-_MOST_MISMATCHES: Final = 2
-"""A layer that leaves its plan so often goes its own way every time, and is recorded every time."""
-
-
-@dataclass(kw_only=True)
-class LayerState:
-    """What the engine knows of one layer."""
-
-    layer: torch.nn.Module
-    name: str
-    """Its path in the model."""
-    policy: LayerPolicy
-    mp_comm: bool = True
-    plans: dict[Key, LayerPlan] = field(default_factory=dict[Key, LayerPlan])
-    watch: Watch | None = None
-    served: Counter[Served] = field(default_factory=Counter[Served])
-    """Forwards by how they were served."""
-    last: LayerPlan | None = None
-    """The plan of the last forward that was recorded or followed."""
-    mismatches: Counter[Key] = field(default_factory=Counter[Key])
-    """Forwards that left their plan."""
-    why_kept: str | None = None
-    """Why the last of these did."""
+from evenload.recompute.wrappers import tensors, unwrap
 
 
 class Call(NamedTuple):
@@ -72,6 +47,9 @@ def run(state: LayerState, forward: Callable[..., Any], args: tuple[Any, ...], k
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     require_room(state.layer, state.name)
+    if state.whole:
+        state.served["checkpoint"] += 1
+        return run_whole(forward, args, kwargs, state.slicing)
     call = Call(forward, args, kwargs, [])
     of_arguments = arguments_key((args, kwargs), call.tensors)
     around = surroundings(call.tensors[0].device.type if call.tensors else "cpu")
@@ -81,7 +59,14 @@ def run(state: LayerState, forward: Callable[..., Any], args: tuple[Any, ...], k
         if plan is not None:
             return _follow(state, key, plan, call)
     state.watch = Watch(state.layer)  # anew: other modules may be inside by now
-    return _record(state, (of_arguments, around, state.watch.key()), call)
+    key = (of_arguments, around, state.watch.key())
+    if state.rehearse and not state.mismatches[key] and can_rehearse((args, kwargs)):
+        with suppress(RecomputeError):
+            rehearse(state.layer, args, kwargs)
+        plan = state.plans.get(key)
+        if plan is not None:
+            return _follow(state, key, plan, call)
+    return _record(state, key, call)
 
 
 def _follow(state: LayerState, key: Key, plan: LayerPlan, call: Call) -> Any:
@@ -93,18 +78,28 @@ def _follow(state: LayerState, key: Key, plan: LayerPlan, call: Call) -> Any:
                 result = call.run()
         else:
             result = _run_watched(state.layer, frame, call)
+        if key in state.unproved:
+            frame.prove()
+            state.unproved.discard(key)
         frame.finish()
     finally:
         frame.close()
     state.last = plan
+    _note_given(state, plan, call)
     if frame.mismatch is None:
         state.served[plan.path] += 1
     else:
-        state.served["kept"] += 1
-        state.mismatches[key] += 1
-        state.why_kept = frame.mismatch
-        del state.plans[key]  # so that the next forward is recorded
+        state.left(key, frame.mismatch)
     return result
+
+
+def _note_given(state: LayerState, plan: LayerPlan, call: Call) -> None:
+    """Remember which arguments are kept to start from, because several layers may get the same."""
+    for leaf, position in plan.given:
+        plain = unwrap(call.tensors[position])[0]
+        if plain is not None:
+            one = plan.program.leaves[leaf]
+            state.given[one.label] = storage_key(plain), plan.graph.graph.nbytes(one.label)
 
 
 def _run_watched(layer: torch.nn.Module, frame: Frame, call: Call) -> Any:
@@ -178,12 +173,14 @@ def _record(state: LayerState, key: Key, call: Call) -> Any:
     plan, cells = _proved_plan(recording, state)
     pairs = [(slot, save) for slot, save in zip(slots, plan.saves, strict=False) if slot is not None]
     let_go(plan, pairs, cells)
+    recording.release()
     state.last = plan
     state.served["recorded"] += 1
-    if state.mismatches[key] < _MOST_MISMATCHES:
-        while len(state.plans) >= _MOST_PLANS:
-            del state.plans[next(iter(state.plans))]
-        state.plans[key] = plan
+    state.given = {}
+    _note_given(state, plan, call)
+    state.remember(key, plan)
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors(result)):
+        state.unproved.add(key)
     return result
 
 

@@ -8,15 +8,15 @@ goes another way keeps everything, and is never computed again by a plan that wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from evenload.recompute._torch_private import kind_of, version
 from evenload.recompute.errors import changed_since
-from evenload.recompute.geometry import Ref, view
-from evenload.recompute.layer_plan import LayerPlan, Save
+from evenload.recompute.geometry import Ref, equal_bits, view
+from evenload.recompute.layer_plan import Drop, LayerPlan, Save
 from evenload.recompute.program import Cell, Program
 from evenload.recompute.rerun import Memory
 from evenload.recompute.wrappers import Wrapping, tensors, unwrap, wrap
@@ -68,9 +68,14 @@ def unpack(packed: Kept | Dropped) -> torch.Tensor:
         if version(tensor) != held.version:
             raise changed_since(held.label, held.version, version(tensor))
         return tensor
-    at = held.at
-    base = held.memory.value(held.program, held.cells, at.value)
-    return wrap(view(base, at.size, at.stride, at.distance, at.dtype), held.wrappings)
+    return computed(held)
+
+
+def computed(again: Again) -> torch.Tensor:
+    """A tensor that was let go."""
+    at = again.at
+    base = again.memory.value(again.program, again.cells, at.value)
+    return wrap(view(base, at.size, at.stride, at.distance, at.dtype), again.wrappings)
 
 
 class Frame:
@@ -148,6 +153,18 @@ class Frame:
         """Note that this forward is not like the recorded one."""
         self.mismatch = self.mismatch or how
 
+    def prove(self) -> None:
+        """Compute what is to be dropped again, while it is still there: what comes out otherwise must stay."""
+        program, memory = self.plan.program, Memory()
+        if self.mismatch is not None or any(call.collective for call in program.calls):
+            return
+        for dropped, save in self._dropped:
+            if save.drop is not None and isinstance(dropped.inside, Kept):
+                again = _again(save.drop, program, self.cells, memory)
+                if not equal_bits(computed(again), dropped.inside.tensor):
+                    self.differs(f"{save.label} comes out otherwise when it is computed again")
+                    return
+
     def finish(self) -> None:
         """Let go of what is dropped, if the layer did what it did when it was recorded."""
         if self._at < len(self._saves):
@@ -177,9 +194,12 @@ def let_go(plan: LayerPlan, dropped: Iterable[tuple[Dropped, Save]], cells: list
         if save.drop is None:
             one.keep(save.label)
         else:
-            at = save.drop.at
-            mine = tuple([cells[number] for number in program.recipes[at.value].cells])
-            one.inside = Again(at, save.drop.wrappings, program, mine, memory)
+            one.inside = _again(save.drop, program, cells, memory)
+
+
+def _again(drop: Drop, program: Program, cells: Sequence[Cell], memory: Memory) -> Again:
+    mine = tuple([cells[number] for number in program.recipes[drop.at.value].cells])
+    return Again(drop.at, drop.wrappings, program, mine, memory)
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -80,3 +80,12 @@ def whole_copy(base: torch.Tensor) -> torch.Tensor:
     """A copy of the whole storage under `base`; the result lies in it as `base` does in its own."""
     flat = base.as_strided((int(base.untyped_storage().nbytes()) // base.element_size(),), (1,), 0)
     return flat.clone().as_strided(base.shape, base.stride(), base.storage_offset())
+
+
+def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same content, bit for bit: a no-number equals itself."""
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self
 
 import torch
 
 from evenload.errors import EvenloadError
-from evenload.plan.patterns import compile_pattern
+from evenload.plan.operators import Graph
 from evenload.plan.policy import LayerPolicy, Policy
-from evenload.recompute.engine import LayerState, run
-from evenload.recompute.layers import find_layers
+from evenload.recompute._torch_private import gathers_again
+from evenload.recompute.engine import run
+from evenload.recompute.full import Group, Slicing, divided_by_fsdp, gather_again, sharing_ranks
+from evenload.recompute.layers import Named, find_layers
+from evenload.recompute.policies import as_policy
+from evenload.recompute.rehearsal import rehearse as rehearse_module
+from evenload.recompute.report import Report, make_report
+from evenload.recompute.state import LayerState
+
+Whole = Literal["auto", "checkpoint", "engine"]
 
 
 class Handle:
@@ -23,9 +31,11 @@ class Handle:
     `remove` ends it; as a context manager it ends with the block.
     """
 
-    def __init__(self, states: list[LayerState]) -> None:
-        self._states: Final = states
-        for state in states:
+    def __init__(self, module: torch.nn.Module, states: Sequence[LayerState], restore: Callable[[], None]) -> None:
+        self._module: Final = module
+        self._states: Final = tuple(states)
+        self._restore = restore
+        for state in self._states:
             state.layer.__dict__["forward"] = _Forward(state)
 
     def remove(self) -> None:
@@ -34,6 +44,32 @@ class Handle:
             mine = state.layer.__dict__.get("forward")
             if isinstance(mine, _Forward) and mine.state is state:
                 del state.layer.__dict__["forward"]
+        self._restore()
+        self._restore = _nothing
+
+    def report(self) -> Report:
+        """What recomputation does, layer kind by layer kind, as far as the layers have run."""
+        return make_report(self._states)
+
+    def rehearse(self, *args: Any, **kwargs: Any) -> Report:
+        """Record the layers by running the model once on fake tensors: no memory, no computation, no gradients.
+
+        The first real forward on arguments of the same shapes then follows the plans at once, unless the model itself
+        treats fake tensors otherwise (Hugging Face models make an attention mask for them).
+
+        Args:
+            args: what the model is called with.
+            kwargs: likewise.
+
+        Raises:
+            EvenloadError: the model cannot run on fake tensors, because its code depends on data.
+        """
+        rehearse_module(self._module, args, kwargs)
+        return self.report()
+
+    def graphs(self) -> Mapping[str, Graph]:
+        """The operators of every layer that has run, by the layer's path."""
+        return {state.name: state.last.everything for state in self._states if state.last is not None}
 
     def __enter__(self) -> Self:
         return self
@@ -58,8 +94,19 @@ class _Forward:
         return run(self.state, self._forward, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        layer = copy.deepcopy(self.state.layer, memo)
-        return _Forward(LayerState(layer=layer, name=self.state.name, policy=self.state.policy))
+        state = self.state
+        layer = copy.deepcopy(state.layer, memo)
+        return _Forward(
+            LayerState(
+                layer=layer,
+                name=state.name,
+                policy=state.policy,
+                whole=state.whole,
+                mp_comm=state.mp_comm,
+                slicing=state.slicing,
+                rehearse=state.rehearse,
+            )
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _plain_forward, (self.state.layer,)
@@ -71,92 +118,108 @@ def _plain_forward(layer: torch.nn.Module) -> Callable[..., Any]:
 
 def apply(
     module: torch.nn.Module,
-    policy: Policy | LayerPolicy | Mapping[str, Any] | Iterable[str] | None = None,
+    policy: Policy | LayerPolicy | Mapping[str, Any] | Iterable[str] = (),
     *,
     select: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    comm: Iterable[str] = (),
     layers: str | Iterable[str] | None = None,
+    whole: Whole = "auto",
+    rehearse: bool = False,
+    optimizer_comm: bool | None = None,
+    tensor_group: Group | None = None,
 ) -> Handle:
     r"""Recompute operators of a model's repeated layers in backward instead of keeping their results.
 
     Args:
         module: the model; neither its structure nor its `state_dict` changes.
-        policy: what is recomputed on which layer: a `Policy`, a `LayerPolicy` or patterns for all layers, or a mapping
-            of patterns to the numbers of the layers.
-        select: patterns for all layers, in the place of `policy`.
-        layers: path of the container that holds the layers, where it is not obvious.
+        policy: what is recomputed on which layer: a `Policy`; a `LayerPolicy` or patterns for all layers; or a mapping
+            of patterns to True or the numbers of the layers.
+        select: in the place of `policy`, patterns of operators for all layers.
+        exclude: operators that stay kept although a pattern of `select` names them.
+        comm: operators whose communication is run again instead of keeping what it brought.
+        layers: path of the container that holds the layers, or several, where it is not obvious; the empty path is the
+            module itself, as one layer.
+        whole: what recomputes whole layers. `checkpoint` is `torch.utils.checkpoint`; `engine` keeps the input and runs
+            operators again, which is right where backward comes in parts (zero-bubble schedules) and where the results
+            of some operators stay kept; `auto` takes the engine only for the latter.
+        rehearse: record every layer on fake tensors just before it first runs. Else the first real forward is recorded,
+            for which one layer at a time holds all its intermediate results.
+        optimizer_comm: let FSDP gather parameters again in backward (True) or keep them (False). None: as the policy
+            says if it says True, else as FSDP was set up.
+        tensor_group: ranks of tensor parallelism, for `slice_activation`, where no parameter tells.
 
     Raises:
-        EvenloadError: a pattern cannot be read, the policy names a layer that the model does not have, or the layers
-            cannot be found.
+        EvenloadError: a pattern cannot be read, the policy names a layer that the model does not have or contradicts
+            itself, or the layers cannot be found.
 
     Examples:
         >>> handle = apply(model, select=[r"mlp\.mul", r"mlp\.act_fn\.silu"])  # doctest: +SKIP
+        >>> print(handle.report())  # doctest: +SKIP
         >>> handle.remove()  # doctest: +SKIP
     """
     named = find_layers(module, layers)
-    policies = _policies(policy if policy is not None else list(select), len(named))
+    decided = as_policy(policy, select, exclude, comm, len(named))
+    _require_free(named)
+    states = [_state(one, decided, decided.for_layer(number), whole, tensor_group) for number, one in enumerate(named)]
+    for state in states:
+        state.rehearse = rehearse
+    again = optimizer_comm if optimizer_comm is not None else decided.optimizer_comm or None
+    return Handle(module, states, _set_gathering([layer for _, layer in named], again))
+
+
+def _state(named: Named, policy: Policy, own: LayerPolicy, whole: Whole, group: Group | None) -> LayerState:
+    name, layer = named
+    if whole not in {"auto", "checkpoint", "engine"}:
+        raise EvenloadError(f"{whole!r} recomputes nothing", where="$.whole", fix="write auto, checkpoint or engine")
+    keeps_some = bool(own.select_exclude or own.comm_exclude or not policy.mp_comm)
+    if own.full and keeps_some and whole == "checkpoint":
+        raise EvenloadError(
+            f"layer {name!r} is to be recomputed whole by torch.utils.checkpoint, and to keep some results",
+            where="$.whole",
+            fix="write whole='auto', or leave `mp_comm` on and the exclude patterns out",
+        )
+    checkpoint = own.full and (whole == "checkpoint" or (whole == "auto" and not keeps_some))
+    if own.full and policy.slice_activation and not checkpoint:
+        raise EvenloadError(
+            f"layer {name!r} is to keep a slice of its input, which only torch.utils.checkpoint does here",
+            where="$.policy.slice_activation",
+            fix="leave `mp_comm` on and the exclude patterns out, or switch `slice_activation` off",
+        )
+    slicing = None
+    if checkpoint and policy.slice_activation:
+        slicing = Slicing(sharing_ranks(layer, name, group))
+    return LayerState(layer=layer, name=name, policy=own, whole=checkpoint, mp_comm=policy.mp_comm, slicing=slicing)
+
+
+def _require_free(named: Sequence[Named]) -> None:
+    """No layer is recomputed twice, or checkpointed already."""
     for name, layer in named:
         if isinstance(layer.__dict__.get("forward"), _Forward):
             raise EvenloadError(
                 f"layer {name!r} is recomputed already", fix="call `remove()` on its handle before applying another"
             )
-    return Handle(
-        [LayerState(layer=layer, name=name, policy=of) for (name, layer), of in zip(named, policies, strict=True)]
-    )
-
-
-def _policies(policy: Any, count: int) -> list[LayerPolicy]:
-    """What is in force on each layer."""
-    if isinstance(policy, LayerPolicy):
-        return [policy] * count
-    if isinstance(policy, str):
-        raise EvenloadError("the policy is one text", where="$.policy", fix=f"write a list: [{policy!r}]")
-    if isinstance(policy, Mapping):
-        everything = range(count)
-        chosen = cast("Mapping[str, Any]", policy)
-        policy = Policy(select={pattern: _layers(pattern, on, everything) for pattern, on in chosen.items()})
-    if isinstance(policy, Policy):
-        _require_layers(policy, count)
-        return [policy.for_layer(layer) for layer in range(count)]
-    patterns = tuple(policy)
-    for pattern in patterns:
-        compile_pattern(pattern)
-    return [LayerPolicy(select=patterns)] * count
-
-
-def _layers(pattern: str, on: Any, everything: range) -> frozenset[int]:
-    where = f"$.policy[{pattern!r}]"
-    if isinstance(on, bool):
-        return frozenset(everything if on else ())
-    if isinstance(on, (str, int)) or not isinstance(on, Iterable):
-        raise EvenloadError(
-            f"{on!r} names no layers", where=where, fix="write true, or the numbers of the layers: [0, 1]"
-        )
-    numbers = list(cast("Iterable[Any]", on))
-    for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise EvenloadError(f"{number!r} is no layer", where=where, fix="count layers from 0")
-    return frozenset(numbers)
-
-
-def _require_layers(policy: Policy, count: int) -> None:
-    """Every pattern can be read, and every layer that is named exists."""
-    groups = {
-        "select": policy.select,
-        "comm": policy.comm,
-        "select_exclude": policy.select_exclude,
-        "comm_exclude": policy.comm_exclude,
-    }
-    named = [("full", policy.full)]
-    for name, patterns in groups.items():
-        for pattern, on in patterns.items():
-            compile_pattern(pattern)
-            named.append((f"{name}[{pattern!r}]", on))
-    for where, on in named:
-        beyond = sorted(layer for layer in on if not 0 <= layer < count)
-        if beyond:
+        if getattr(layer, "gradient_checkpointing", False):
             raise EvenloadError(
-                f"the policy names layer {beyond[-1]}, but the model has {count} layers",
-                where=f"$.policy.{where}",
-                fix=f"layers count from 0 to {count - 1}",
+                f"layer {name!r} is checkpointed already, so that recomputing operators in it would change nothing",
+                fix="call `model.gradient_checkpointing_disable()` first",
             )
+
+
+def _set_gathering(layers: list[torch.nn.Module], again: bool | None) -> Callable[[], None]:
+    """Set what FSDP does, and return what undoes it."""
+    if again is None:
+        return _nothing
+    before = [(layer, gathers_again(layer)) for layer in divided_by_fsdp(layers)]
+    for layer, _ in before:
+        gather_again(layer, again)
+
+    def undo() -> None:
+        for layer, was in before:
+            gather_again(layer, was)
+
+    return undo
+
+
+def _nothing() -> None:
+    """Nothing to undo."""

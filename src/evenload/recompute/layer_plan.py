@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import torch
 
 from evenload.plan.mincut import Decision, decide
+from evenload.plan.operators import Graph
 from evenload.plan.policy import LayerPolicy
 from evenload.recompute.aten import collective, reads_only_shape
 from evenload.recompute.geometry import Ref
@@ -78,7 +79,12 @@ class LayerPlan:
     outside: frozenset[int]
     """Values that are there before the layer runs."""
     graph: LayerGraph
+    """What the decision was made on."""
+    everything: Graph
+    """All operators of the layer, also those where its code depends on data."""
     decision: Decision
+    given: tuple[tuple[int, int], ...]
+    """(leaf, position of the tensor argument) of arguments that nothing keeps otherwise."""
 
     @property
     def drops(self) -> bool:
@@ -98,22 +104,25 @@ def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True
     reachable = layer_graph(recording, hooks_only=True)
     within = decide(reachable.graph, policy, mp_comm=mp_comm)
     if best.freed <= _WORTH * within.freed or best.freed <= 0:
-        return _Builder(recording, reachable, within, hooks_only=True).build("hooks", "")
+        return _Builder(recording, reachable, everything.graph, within, hooks_only=True).build("hooks", "")
     if any(recording.steps[everything.steps[number]].random is not None for number in best.rerun):
         why = "random numbers are drawn again"
     elif recording.reads_data:
         why = "its code depends on data"
     else:
         why = "the best choice keeps what passes only inside a module"
-    return _Builder(recording, everything, best, hooks_only=False).build("mode", why)
+    return _Builder(recording, everything, everything.graph, best, hooks_only=False).build("mode", why)
 
 
 class _Builder:
     """Turns a decision about a graph into a plan."""
 
-    def __init__(self, recording: Recording, view: LayerGraph, decision: Decision, *, hooks_only: bool) -> None:
+    def __init__(
+        self, recording: Recording, view: LayerGraph, everything: Graph, decision: Decision, *, hooks_only: bool
+    ) -> None:
         self._recording = recording
         self._view = view
+        self._everything = everything
         self._decision = decision
         self._hooks_only = hooks_only
         self._saves = recording.saved[: recording.sure_saves] if hooks_only else recording.saved
@@ -146,6 +155,12 @@ class _Builder:
             trace=tuple(self._recording.steps) if path == "mode" else (),
             outside=frozenset(value.number for value in self._recording.values if value.step is None),
             graph=self._view,
+            everything=self._everything,
+            given=tuple(
+                (leaf, at[0])
+                for leaf, at in _sources(leaves, "argument")
+                if self._view.graph.by_name[leaves[leaf].label].given
+            ),
             decision=self._decision,
         )
 

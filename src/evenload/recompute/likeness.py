@@ -19,7 +19,7 @@ from evenload.recompute._torch_private import kind_of, parameter_dictionaries, s
 from evenload.recompute.wrappers import unwrap
 
 Key = tuple[Any, ...]
-_SIMPLE: Final = (
+SIMPLE: Final = (
     *(bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format),
     *(type, FunctionType, BuiltinFunctionType),
 )
@@ -47,7 +47,7 @@ def _describe(tree: Any, parts: list[Any], found: list[torch.Tensor]) -> None:
         found.append(tree)
         strides = tree.stride() if tree.layout is torch.strided else None
         parts += (kind_of(tree), tree.shape, strides, tree.dtype, tree.device, tree.requires_grad, tree.is_leaf)
-    elif isinstance(tree, _SIMPLE):
+    elif isinstance(tree, SIMPLE):
         parts += (type(tree), tree)
     elif isinstance(tree, (tuple, list)):
         items = cast("tuple[Any, ...]", tree)
@@ -68,12 +68,12 @@ def _simple_state(thing: Any) -> Key:
     held = getattr(thing, "__dict__", None)
     if not isinstance(held, dict):
         return ()
-    return tuple((name, one) for name, one in cast("dict[str, Any]", held).items() if isinstance(one, _SIMPLE))
+    return tuple((name, one) for name, one in cast("dict[str, Any]", held).items() if isinstance(one, SIMPLE))
 
 
 def _contents(thing: Any) -> Any:
     """What is simple in nested lists and dictionaries."""
-    if isinstance(thing, _SIMPLE):
+    if isinstance(thing, SIMPLE):
         return thing
     if isinstance(thing, (list, tuple, set, frozenset)):
         return tuple([_contents(one) for one in cast("list[Any]", thing)])
@@ -133,7 +133,7 @@ def _readers(layer: torch.nn.Module) -> Iterator[tuple[dict[str, Any], _Reader]]
 
 
 def _reader(held: dict[str, Any]) -> _Reader:
-    names = tuple(name for name, one in held.items() if isinstance(one, _SIMPLE))
+    names = tuple(name for name, one in held.items() if isinstance(one, SIMPLE))
     return cast("_Reader", itemgetter(*names)) if names else len
 
 

@@ -11,6 +11,7 @@ import torch
 
 from evenload.recompute._torch_private import FakeTensor
 from evenload.recompute.errors import StaleTensorError
+from evenload.recompute.geometry import equal_bits
 from evenload.recompute.layer_plan import LayerPlan
 from evenload.recompute.program import Call, Cell
 from evenload.recompute.rerun import perform, quiet
@@ -39,7 +40,7 @@ def first_difference(recording: Recording, plan: LayerPlan, cells: list[Cell]) -
                 return call.step
             for value, made in results.items():
                 recorded = recording.values[value].tensor
-                if recorded is not None and not _equal(recorded, made):
+                if recorded is not None and not equal_bits(recorded, made):
                     return call.step
                 bases[value] = made if recorded is None else recorded
             _forget(call, bases, left)
@@ -51,12 +52,3 @@ def _forget(call: Call, bases: dict[int, torch.Tensor], left: Counter[int]) -> N
     for needed in call.needs:
         if not left[needed]:
             bases.pop(needed, None)
-
-
-def _equal(recorded: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether two tensors are equal to the bit, no-numbers included."""
-    return torch.equal(_bits(recorded), _bits(made))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

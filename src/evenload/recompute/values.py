@@ -141,6 +141,13 @@ class Recording:
         """Whether some of the layer's code may depend on data."""
         return self.sure_steps < len(self.steps) or self.sure_saves < len(self.saved)
 
+    def release(self) -> None:
+        """Let go of all tensors: the steps outlive the forward in plans."""
+        for value in self.values:
+            value.tensor = None
+        for step in self.steps:
+            step.random = None
+
     def live(self, value: int) -> torch.Tensor:
         """The anchor of a value that was not written over."""
         tensor = self.values[value].tensor

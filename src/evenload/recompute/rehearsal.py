@@ -1,0 +1,43 @@
+"""Runs modules on fake tensors, so that layers are recorded without memory or computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
+
+from evenload.recompute.errors import RecomputeError
+from evenload.recompute.likeness import SIMPLE
+
+
+def rehearse(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run a module's forward on fake tensors; its own parameters and buffers stay as they are.
+
+    Raises:
+        RecomputeError: it cannot run on fake tensors, for example because its code depends on data.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    fakes: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
+    fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, dict(kwargs)))
+    try:
+        with mode:
+            functional_call(module, fakes, fake_args, fake_kwargs)
+    except Exception as error:  # data-dependent code, operators that know no fake tensors, ...
+        raise RecomputeError(
+            f"the model cannot be rehearsed on fake tensors: {type(error).__name__}: {error}",
+            fix="leave the rehearsal out: the first real forward records the layers",
+        ) from error
+
+
+def can_rehearse(tree: Any) -> bool:
+    """Whether a layer with these arguments can run twice: nothing among them can be changed by the first run."""
+    if isinstance(tree, (tuple, list)):
+        return all(map(can_rehearse, cast("tuple[Any, ...]", tree)))
+    if isinstance(tree, dict):
+        return all(map(can_rehearse, cast("dict[Any, Any]", tree).values()))
+    return isinstance(tree, SIMPLE) or type(tree) in {torch.Tensor, torch.nn.Parameter}

@@ -1,0 +1,75 @@
+"""What the engine knows of one layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import torch
+
+from evenload.plan.policy import LayerPolicy
+from evenload.recompute.full import Slicing
+from evenload.recompute.layer_plan import LayerPlan
+from evenload.recompute.likeness import Key, Watch
+
+Served = Literal["hooks", "mode", "recorded", "kept", "checkpoint"]
+"""How a forward was served: by a plan, by recording it, by keeping everything where it left its plan, or as a whole."""
+
+MOST_PLANS: Final = 16
+"""Plans of one layer that are remembered, one for each shape, type and mode of its arguments."""
+MOST_MISMATCHES: Final = 2
+"""A layer that leaves its plan so often goes its own way every time, and is recorded every time."""
+
+
+@dataclass(kw_only=True, eq=False)
+class LayerState:
+    """One layer that is recomputed."""
+
+    layer: torch.nn.Module
+    name: str
+    """Its path in the model."""
+    policy: LayerPolicy
+    whole: bool = False
+    """Full recompute by `torch.utils.checkpoint`, not by the engine."""
+    mp_comm: bool = True
+    """Full recompute runs collectives again."""
+    slicing: Slicing | None = None
+    """Full recompute keeps a part of the input."""
+    rehearse: bool = False
+    """Record on fake tensors before the layer first runs, so that no forward holds intermediate results."""
+    unproved: set[Key] = field(default_factory=set[Key])
+    """Keys whose plans come from fake tensors and were never tried."""
+    plans: dict[Key, LayerPlan] = field(default_factory=dict[Key, LayerPlan])
+    watch: Watch | None = None
+    served: Counter[Served] = field(default_factory=Counter[Served])
+    """Forwards by how they were served."""
+    last: LayerPlan | None = None
+    """The plan of the last forward that was recorded or followed."""
+    mismatches: Counter[Key] = field(default_factory=Counter[Key])
+    """Forwards that left their plan."""
+    why_kept: str | None = None
+    """Why the last of these did."""
+    given: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Arguments beside the input that are kept only to start from: name -> (storage, bytes), of the last forward."""
+
+    def remember(self, key: Key, plan: LayerPlan) -> None:
+        """Follow a plan in forwards with this key, unless they left their plans too often."""
+        if self.mismatches[key] >= MOST_MISMATCHES:
+            return
+        while len(self.plans) >= MOST_PLANS:
+            del self.plans[next(iter(self.plans))]
+        self.plans[key] = plan
+
+    def left(self, key: Key, why: str) -> None:
+        """A forward left its plan: the next one is recorded."""
+        self.served["kept"] += 1
+        self.mismatches[key] += 1
+        self.why_kept = why
+        self.plans.pop(key, None)
+
+    def notices(self) -> list[str]:
+        """What the user should know."""
+        if self.slicing is not None and self.slicing.notice:
+            return [f"recompute_slice_activation: {self.slicing.notice}"]
+        return []
