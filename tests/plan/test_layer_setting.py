@@ -2,6 +2,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -214,3 +215,27 @@ def test_wrong_input_is_a_value_error() -> None:
 
 def test_the_view_shares_its_layout_with_the_rest_of_evenload() -> None:
     assert LayerSetting(30, pp=4, offset=[0, 1, 1, 0]).layout == Layout(((7, 8, 8, 7),))
+
+
+def test_arrays_are_as_good_as_lists():
+    counts = np.array([[1, 0], [0, 2]])
+    setting = LayerSetting(8, pp=2, pp_interleave_num=2, offset=np.array([[1, -1], [0, 0]]), recompute=counts)
+    assert (setting.layer_list, setting.layer_recompute) == ([[3, 1], [2, 2]], [[1, 0], [0, 2]])
+    assert (counts == [[1, 0], [0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_layers", np.array([4, 4])),
+        ("pp", np.array([2, 2])),
+        ("pp_interleave_num", np.array([0.5])),
+        ("offset", np.zeros((2, 2, 2))),
+        ("offset", np.array(["a", "b"])),
+        ("recompute", np.zeros((1, 2, 2))),
+        ("select_recompute", np.array([0.5, 1.0])),
+    ],
+)
+def test_arrays_that_mean_nothing_are_refused(name, value):
+    with pytest.raises(EvenloadError):
+        LayerSetting(**({"num_layers": 4, "pp": 2} | {name: value}))

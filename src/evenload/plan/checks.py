@@ -30,14 +30,22 @@ def whole(value: Any, where: str, *, least: int | None = None, fix: str = "write
     Raises:
         EvenloadError: another type, below `least`, or absurdly large.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:  # also an array with several numbers, which has an __index__ all the same
+        number = None
+    if number is None:
         raise EvenloadError(f"{shown(value)} is not a whole number", where=where, fix=fix)
-    number = index(value)
     if abs(number) > MOST:
         raise EvenloadError(f"{shown(number)} is beyond {MOST}", where=where, fix="check the number")
     if least is not None and number < least:
         raise EvenloadError(f"{number} is below {least}", where=where, fix=f"give at least {least}")
     return number
+
+
+def plain(value: Any) -> Any:
+    """A NumPy array as lists, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def listed(value: Any) -> TypeGuard[Sequence[Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from evenload.errors import Notice
-from evenload.plan.checks import flag, whole
+from evenload.plan.checks import flag, plain, whole
 from evenload.plan.layout import Layout, Table
 from evenload.plan.mindformers_differences import after_drops, differences
 from evenload.plan.offset import as_mindformers_reads, read_offset
@@ -97,15 +97,15 @@ class LayerSetting:
             EvenloadError: the settings mean nothing; the message says how to mend them.
         """
         interleave = whole(pp_interleave_num, "$.pp_interleave_num", least=1)
-        numbers, read_as = as_mindformers_reads(offset)
+        numbers, read_as = as_mindformers_reads(plain(offset))
         self.layout = Layout(read_offset(num_layers, pp=pp, interleave=interleave, offset=numbers))
         self._lists = read_recompute_lists(
             self.layout,
-            recompute=recompute,
-            select_recompute=select_recompute,
-            select_comm_recompute=select_comm_recompute,
-            select_recompute_exclude=select_recompute_exclude,
-            select_comm_recompute_exclude=select_comm_recompute_exclude,
+            recompute=plain(recompute),
+            select_recompute=plain(select_recompute),
+            select_comm_recompute=plain(select_comm_recompute),
+            select_recompute_exclude=plain(select_recompute_exclude),
+            select_comm_recompute_exclude=plain(select_comm_recompute_exclude),
             layer_ids=flag(swap, "$.swap"),
         )
         self.policy = self._lists.policy(
