@@ -130,3 +130,17 @@ def test_a_plan_is_made_for_the_model_that_is_named(capsys, tmp_path):
     code, out, _ = convert(capsys, arguments, "--to", "evenload", "--model", "Llama-3-8B")
     assert (code, "model: llama-3-8b\n" in out) == (0, True)
     assert "model: null\n" in convert(capsys, arguments, "--to", "evenload")[1]
+
+
+def test_mtp_layers_of_the_model_that_a_plan_names_are_placed(capsys, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("evenload: 1\nmodel: deepseek-v3\nsetup: {pp: 2}\nlayout: [[31, 30]]\n")
+    assert "'Et*31|t*30mL'" in convert(capsys, plan, "--to", "megatron")[1]
+
+
+@pytest.mark.parametrize("verb", [["check"], ["convert", "--to", "megatron"]])
+def test_a_model_with_other_layers_than_the_settings_is_refused(capsys, tmp_path, verb):
+    arguments = tmp_path / "train.sh"
+    arguments.write_text("--num-layers 8 --pipeline-model-parallel-size 4")
+    assert main([verb[0], str(arguments), *verb[1:], "--model", "llama-3-8b"]) == 2
+    assert "train.sh: the settings place 8 layers, llama-3-8b has 32" in capsys.readouterr().err

@@ -9,6 +9,8 @@ import typer
 
 from evenload.cli._shared import JsonFlag, VerboseFlag, say, say_json
 from evenload.dialects.detect import DIALECTS, read_settings
+from evenload.dialects.reading import Reading
+from evenload.errors import EvenloadError
 from evenload.report.check import check_json, check_text
 
 
@@ -27,17 +29,30 @@ def check(
     verbose: VerboseFlag = False,
 ) -> None:
     """Show the layers and the recomputation of a settings file: normalized, per stage, per layer, with warnings."""
-    reading = read_settings(file, dialect=dialect, num_layers=layers_of(model))
+    reading = read_for_model(file, dialect, model)
     if json:
         say_json(check_json(reading))
     else:
         say(check_text(reading, verbose=verbose))
 
 
-def layers_of(model: str | None) -> int | None:
-    """Number of blocks of a model, None for none."""
+def read_for_model(file: Path, dialect: str | None, model: str | None) -> Reading:
+    """The settings in a file; the layers of `model` count where the file names none.
+
+    Raises:
+        EvenloadError: no such settings or model, or the two have different numbers of layers.
+    """
     if model is None:
-        return None
+        return read_settings(file, dialect=dialect)
     from evenload.model.presets import open_model  # noqa: PLC0415  # only with --model
 
-    return len(open_model(model).blocks)
+    layers = len(open_model(model).blocks)
+    reading = read_settings(file, dialect=dialect, num_layers=layers)
+    placed = reading.plan.layout.num_layers
+    if placed != layers:
+        raise EvenloadError(
+            f"the settings place {placed} layers, {model} has {layers}",
+            where=str(file),
+            fix="name the model that the settings were made for",
+        )
+    return reading

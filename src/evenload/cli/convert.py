@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
-from evenload.cli.check import layers_of
-from evenload.dialects.detect import DIALECTS, read_settings
+from evenload.cli.check import read_for_model
+from evenload.dialects.detect import DIALECTS
 from evenload.dialects.reading import Reading, Writing
 from evenload.dialects.yaml_source import read_yaml
 from evenload.errors import EvenloadError
@@ -58,10 +58,11 @@ def convert(
     """Write the plan of a settings file for another program, and name what that program cannot express."""
     if into is not None and to is not Target.MINDFORMERS:
         raise EvenloadError(f"--into says nothing with --to {to}", where="--into", fix="use --to mindformers")
-    reading = read_settings(file, dialect=dialect, num_layers=layers_of(model))
+    reading = read_for_model(file, dialect, model)
+    mtp = _mtp_layers(reading, file, model) if to is Target.MEGATRON else 0
     named = reading.plan.model or _model_of_plan(reading, file, model, out)
     reading = replace(reading, plan=replace(reading.plan, model=named))
-    writing = write(reading, to, into=into, mtp=_mtp_layers(reading, model))
+    writing = write(reading, to, into=into, mtp=mtp)
     if out is not None:
         write_text(out, writing.text, force=force)
     if json:
@@ -89,12 +90,16 @@ def _model_of_plan(reading: Reading, file: Path, model: str | None, out: Path | 
     return os.path.relpath(source, out.parent if out is not None else None)
 
 
-def _mtp_layers(reading: Reading, model: str | None) -> int:
+def _mtp_layers(reading: Reading, file: Path, model: str | None) -> int:
     """MTP layers of the model, which Megatron-LM's layout has to place."""
     if model is not None:
         from evenload.model.presets import open_model  # noqa: PLC0415  # only with --model
 
         return len(open_model(model).mtp)
+    if reading.plan.model:
+        from evenload.cli.inputs import model_of  # noqa: PLC0415  # only for a plan that names its model
+
+        return len(model_of(reading, str(file)).mtp)
     stated = (reading.model_config or {}).get("num_nextn_predict_layers", 0)
     return stated if isinstance(stated, int) and 0 <= stated <= 64 else 0
 

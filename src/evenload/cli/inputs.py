@@ -44,7 +44,7 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     """
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
-    model = open_model(name) if own is None else _model_of(own, name)
+    model = open_model(name) if own is None else model_of(own, name)
     setup, notices = read_setup(reading, flags)
     check_setup(model, setup)
     layout, said = _layout(model, setup, reading, flags)
@@ -57,8 +57,12 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     )
 
 
-def _model_of(reading: Reading, name: str) -> Model:
-    """The model that a settings file describes or names; a path is looked for beside the file first."""
+def model_of(reading: Reading, name: str) -> Model:
+    """The model that the settings file `name` describes or names; a path is looked for beside the file first.
+
+    Raises:
+        EvenloadError: it does neither, or the model cannot be read.
+    """
     if reading.model_config is not None:
         return model_from_config(reading.model_config, where=name)
     if reading.plan.model:
