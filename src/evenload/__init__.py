@@ -1,8 +1,13 @@
 """evenload fits, balances and proves the memory of large-model training."""
 
+from typing import TYPE_CHECKING
+
 from evenload._version import __version__
 from evenload.errors import EvenloadError
 from evenload.plan.layer_setting import LayerSetting
+
+if TYPE_CHECKING:
+    from evenload.record.recorder import record as record
 
 __all__ = ["EvenloadError", "LayerSetting", "__version__"]
 

@@ -240,6 +240,32 @@ def test_backward_knows_the_module_whose_operator_it_undoes():
     assert {ledger.operator(row) for row in unknown} <= {"aten.ones_like", "aten.nll_loss_backward"}
 
 
+@pytest.mark.parametrize("checkpointing", [True, "reentrant"])
+def test_backward_of_a_checkpointed_model_knows_its_modules(checkpointing):
+    torch.manual_seed(0)
+    model = llama(checkpointing=checkpointing)
+    batch = torch.randint(0, 1024, (2, 16))
+    ledger = record_step(model, lambda: model(input_ids=batch, labels=batch).loss)
+    for name, parameter in model.named_parameters():
+        rows = where(ledger, category=Category.GRADIENT, module=name.removesuffix(".weight"))
+        assert total(ledger, rows) == parameter.nbytes, name
+    silu = where(ledger, phase=Phase.BACKWARD, operator="aten.silu_backward")
+    assert [ledger.module(row) for row in silu] == ["model.layers.1.mlp.act_fn", "model.layers.0.mlp.act_fn"]
+
+
+def test_a_backward_that_does_not_go_through_torch_autograd_is_told_all_the_same():
+    from torch.autograd.graph import _engine_run_backward
+
+    model = Stack(layers=1)
+    with evenload.record(model=model) as recording:
+        loss = model(torch.randn(8, 32)).sum()
+        _engine_run_backward((loss,), (torch.ones(()),), False, False, (), True, True)
+        torch.ones(5)
+    ledger = recording.ledger
+    assert total(ledger, where(ledger, category=Category.GRADIENT)) == sum(p.nbytes for p in model.parameters())
+    assert PHASES[ledger.allocations.phase[where(ledger, operator="aten.ones")[-1]]] is Phase.OTHER
+
+
 def test_backward_after_two_forwards_keeps_their_modules_apart():
     torch.manual_seed(0)
     first, second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())

@@ -124,7 +124,11 @@ class LedgerMode(DispatchMode):
         """Backward detaches what it hands over to a leaf: this is the parameter's gradient."""
         node = current_node()
         if node is not None and sequence_number(node) == LEAF:
-            self._storages.mark(args[0], Role.GRADIENT, self._phases.owner(node.variable))
+            leaf = node.variable
+            owner = self._phases.owner(leaf)
+            # A checkpoint that runs backward inside backward makes leaves of its inputs; their gradients are passed on.
+            if owner is not None or isinstance(leaf, torch.nn.Parameter) or not self._phases.nested:
+                self._storages.mark(args[0], Role.GRADIENT, owner)
 
     def _wrapped(self, types: tuple[type, ...]) -> bool:
         for kind in types:

@@ -26,16 +26,14 @@ class Phases:
     """The state machine of a training step.
 
     Forward begins at the first call of a module, or where the backward graph begins to grow. It lasts until backward,
-    so that a loss computed outside modules belongs to it. Backward lasts as long as the call. In
-    it, operators that record a graph of their own are recomputation, unless the whole backward does.
+    so that a loss computed outside modules belongs to it. Backward lasts as long as the call. In it, operators that
+    record a graph of their own are recomputation, unless the whole backward does.
     """
 
     def __init__(self, log: Log, storages: Storages, where: Where) -> None:
         self.where = where
         self.resting = True
         """Outside all phases: the one state in which an operator may begin forward by itself."""
-        self.forwards = 0
-        """Forwards since the recording began."""
         self._log = log
         self._storages = storages
         self._sequence = Sequence()
@@ -143,7 +141,6 @@ class Phases:
         if self._after_backward:
             self._counted += 1
         self._after_backward = False
-        self.forwards += 1
         self._change(_FORWARD, micro_batch)
         self._note(number)
 
@@ -173,12 +170,17 @@ class Phases:
     def end_backward(self) -> None:
         """The innermost backward call returned."""
         self._backwards.pop()
-        self.implied = False
         self.where.graph = self._backwards[-1] if self._backwards else False
         if not self._backwards:
+            self.implied = False
             self._tasks.clear()
             self._after_backward = True
             self._rest()
+
+    @property
+    def nested(self) -> bool:
+        """Whether a backward runs inside another one."""
+        return len(self._backwards) > 1
 
     def in_backward(self, task: int, number: int | None, node: Any) -> None:
         """An operator runs inside backward.

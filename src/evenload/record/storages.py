@@ -159,11 +159,11 @@ class Storages:
             storage: the storage, after the change.
             label: operator's half of word 4 of an allocation.
         """
+        if self._gone:
+            self.settle()
         key, nbytes = address(storage), storage.nbytes()
         entry = self._live.get(key) or self._emptied.get(key)
-        if entry is None:
-            return
-        if nbytes == entry.nbytes:
+        if entry is None or nbytes == entry.nbytes:
             return
         old, had = entry.position, entry.nbytes
         if nbytes:
@@ -192,6 +192,8 @@ class Storages:
 
     def mark(self, tensor: torch.Tensor, role: Role, module: int | None = None) -> None:
         """Say what a tensor's storage is, and which module it belongs to (a position in the strings)."""
+        if self._gone:
+            self.settle()
         for part in components(tensor):
             entry = self._live.get(address(part.untyped_storage())) or self._found(part)
             if entry is None:
