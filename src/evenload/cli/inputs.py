@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from evenload.errors import EvenloadError, Notice, did_you_mean
 from evenload.files import exists, parse_json
 from evenload.model import Model
 from evenload.model.huggingface import model_from_config
-from evenload.model.presets import model_source, open_model, preset_names
+from evenload.model.presets import model_source, open_config, open_model, preset_names
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy, Recompute
@@ -28,6 +29,8 @@ class Inputs:
 
     model: Model
     plan: Plan
+    config: Mapping[str, Any]
+    """The model as a Hugging Face configuration, for programs that build it."""
     limit: int | None = None
     """Bytes of one device, where somebody named them."""
     notices: tuple[Notice, ...] = ()
@@ -52,6 +55,7 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     return Inputs(
         model=model,
         plan=plan,
+        config=_config_of(own, name),
         limit=_limit(reading, flags),
         notices=(*model.notices, *(reading.notices if reading else ()), *notices, *said),
     )
@@ -77,6 +81,12 @@ def model_of(reading: Reading, name: str) -> Model:
     raise EvenloadError(
         "the settings file describes no model", where=name, fix="name the model first, and this file by --config"
     )
+
+
+def _config_of(own: Reading | None, name: str) -> Mapping[str, Any]:
+    if own is None:
+        return open_config(name)
+    return own.model_config if own.model_config is not None else open_config(own.plan.model or "")
 
 
 def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:

@@ -22,6 +22,7 @@ VERBS: Final[dict[str, str]] = {
     "simulate": "evenload.cli.simulate:run",
     "report": "evenload.cli.report:run",
     "track": "evenload.cli.track:track",
+    "dryrun": "evenload.cli.dryrun:run",
     "convert": "evenload.cli.convert:convert",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from evenload.errors import EvenloadError, did_you_mean
 from evenload.files import read_json
@@ -24,12 +24,30 @@ def read_config(path: str | os.PathLike[str]) -> Model:
     Raises:
         EvenloadError: no such file, no JSON, or no supported model; with file, and line or key.
     """
-    file = Path(path)
-    if os.path.isdir(file):  # noqa: PTH112  # unlike Path.is_dir, false for a name that is too long
-        file = file / "config.json"
+    file = _config_file(path)
     config = read_json(file)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return model_from_config(config, where=str(file), name=name or None)
+
+
+def load_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """What a `config.json`, or the one in a directory, says: for programs that build the model from it.
+
+    Raises:
+        EvenloadError: no such file, or no JSON object in it.
+    """
+    file = _config_file(path)
+    mapping = as_mapping(read_json(file))
+    if mapping is None:
+        raise EvenloadError(
+            "the configuration is no JSON object", where=str(file), fix="give a Hugging Face config.json"
+        )
+    return mapping
+
+
+def _config_file(path: str | os.PathLike[str]) -> Path:
+    file = Path(path)
+    return file / "config.json" if os.path.isdir(file) else file  # noqa: PTH112  # Path.is_dir fails on a long name
 
 
 def model_from_config(config: object, *, where: str = "config.json", name: str | None = None) -> Model:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from evenload.errors import EvenloadError, did_you_mean
 from evenload.files import exists
-from evenload.model.huggingface import model_from_config, read_config
+from evenload.model.huggingface import load_config, model_from_config, read_config
 from evenload.model.spec import Model
 
 Source = Literal["preset", "config", "settings", "module"]
@@ -62,6 +63,20 @@ def open_model(text: str) -> Model:
         f"{text!r} names a Python function; sizes are read from a preset or a config.json",
         fix="name a preset, such as llama-3-8b, or the path of a config.json",
     )
+
+
+def open_config(text: str) -> Mapping[str, Any]:
+    """The Hugging Face configuration that an argument names, by preset or by file: what `open_model` reads.
+
+    Raises:
+        EvenloadError: nothing of that kind.
+    """
+    source = model_source(text)
+    if source == "preset":
+        return dict(_configs()[text.strip().lower()])
+    if source == "config":
+        return load_config(text)
+    raise EvenloadError(f"{text!r} names no Hugging Face configuration", fix="name a preset or a config.json")
 
 
 def model_source(text: str) -> Source:

@@ -107,6 +107,17 @@ CONVERT: Final = "_apply"
 """Method of modules that `Module.to` and its like go through."""
 
 
+operator_names: Final[Callable[[], list[str]]] = _find("_C._dispatch_get_all_op_names")
+"""Every operator with its overload: `aten::softmax.int`."""
+has_kernel: Final[Callable[[str, str], bool]] = _find("_C._dispatch_has_kernel_for_dispatch_key")
+"""Whether an operator has a kernel for a dispatch key."""
+
+
+def excluded(key: str) -> Any:
+    """A context in which operators pass a dispatch key by."""
+    return _find("_C._ExcludeDispatchKeyGuard")(_find("_C.DispatchKeySet")(getattr(_find("_C.DispatchKey"), key)))
+
+
 def take_away(library: torch.library.Library) -> None:
     """Take away the kernels that a library has put in place."""
     getattr(library, _DESTROY)()

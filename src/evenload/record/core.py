@@ -53,7 +53,7 @@ class Core:
         self.phases = Phases(log, self.storages, self.where)
         self.paths = ModulePaths(log, model)
         self.roles = Roles(self.storages, self.phases, self.paths)
-        self.steps = Steps(log, self.phases, self.storages)
+        self.steps = Steps(log, self.phases, self.storages, host=not fake)
         self.mode = LedgerMode(
             log,
             self.phases,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,15 @@ from evenload.record._torch_private import FakeCopyMode
 from evenload.record.failures import explained
 from evenload.record.rehearsal import Rehearsal
 from evenload.record.targets import find_target
-from evenload.record.training import OptimizerName, Step, Training, make_optimizer, wants_batch, wants_optimizer
+from evenload.record.training import (
+    OptimizerName,
+    Step,
+    Training,
+    make_optimizer,
+    takes_one,
+    wants_batch,
+    wants_optimizer,
+)
 
 
 def dryrun(
@@ -43,8 +52,8 @@ def dryrun(
         step: the training step, `step(model)`; a parameter called `optimizer` gets the optimizer, another one the
             inputs. None: forward, loss, backward, optimizer.
         device: the device that the run is for: `cuda`, `npu`, `xpu` or `cpu`. It need not be there.
-        inputs: what the model is called with: a tensor, a tuple, a mapping of keywords, or a function that makes one.
-            Only shapes and types matter.
+        inputs: what the model is called with: a tensor, a tuple, a mapping of keywords, or a function that makes one,
+            from the model or from nothing. Only shapes and types matter.
         loss: from what the model returns to the loss. None: the `loss` that it returns, or the sum of what it returns.
         optimizer: `adamw`, `adamw-fused`, `adamw-loop`, `sgd`, `none`, or a function of the parameters.
         steps: how many steps to run.
@@ -67,7 +76,7 @@ def dryrun(
         model, parts = _built(model_or_builder, rehearsal)
         own = cast("Step | None", parts.get("step", step))
         training = Training(
-            batch=_batches(parts.get("inputs", inputs), rehearsal, needed=own is None or wants_batch(own)),
+            batch=_batches(parts.get("inputs", inputs), model, rehearsal, needed=own is None or wants_batch(own)),
             loss=loss,
             micro_batches=micro_batches,
             autocast=autocast,
@@ -146,7 +155,7 @@ def _copied(model: nn.Module, rehearsal: Rehearsal) -> nn.Module:
         ) from error
 
 
-def _batches(inputs: Any, rehearsal: Rehearsal, *, needed: bool) -> Callable[[], Any]:
+def _batches(inputs: Any, model: nn.Module, rehearsal: Rehearsal, *, needed: bool) -> Callable[[], Any]:
     """Makes what the model is called with."""
     if inputs is None:
         if needed:
@@ -155,7 +164,7 @@ def _batches(inputs: Any, rehearsal: Rehearsal, *, needed: bool) -> Callable[[],
             )
         return lambda: None
     if callable(inputs) and not isinstance(inputs, torch.Tensor):
-        return inputs
+        return partial(inputs, model) if takes_one(inputs) else inputs
     fake = rehearsal.fake
 
     def stand_in(value: Any) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from evenload.errors import EvenloadError
@@ -16,6 +18,7 @@ from evenload.record.rehearsal import Rehearsal
 _ON_META: Final = re.compile(
     r"(\S+?):? (?:attempted to run this operator|cannot be called) (?:with|on) meta", re.IGNORECASE
 )
+_STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 
 
 @contextmanager
@@ -62,7 +65,12 @@ def _needing(error: BaseException | None) -> str | None:
     return None
 
 
+def _is_library(filename: str) -> bool:
+    """Whether a file is a library's, so that nobody looks for his mistake there."""
+    return is_library(filename) or (filename.startswith(_STANDARD) and "site-packages" not in filename)
+
+
 def _place(error: BaseException) -> str | None:
     """The innermost line outside the libraries."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else None

@@ -12,30 +12,18 @@ import torch
 from torch import nn
 
 from evenload._version import __version__
+from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger, Metadata
 from evenload.ledger.log import Log
 from evenload.record._torch_private import FakeTensorMode
-from evenload.record.hooks import Hooks
-from evenload.record.mode import LedgerMode
-from evenload.record.modules import ModulePaths
-from evenload.record.phases import Phases
+from evenload.record.core import Core
 from evenload.record.redirect import Redirect
-from evenload.record.roles import Roles
 from evenload.record.steps import Steps
-from evenload.record.storages import Storages
-from evenload.record.substitutes import substituted
+from evenload.record.substitutes import substituted, substituted_in_libraries
 from evenload.record.targets import Target
-from evenload.record.where import Where
 
 Engine = Literal["fake", "meta"]
 """`fake`: FakeTensorMode on `cpu`, for anything; `meta`: twice as fast, for code that makes its tensors there."""
-
-
-class _Steps(Steps):
-    """Steps of a run that says nothing about this process."""
-
-    def host(self) -> None:
-        """Nothing: the resident set of a dry run is not that of the run."""
 
 
 class Rehearsal:
@@ -71,18 +59,16 @@ class Rehearsal:
             world=world,
             started=time.time(),
         )
-        self._log = Log(metadata)
-        self.where = Where()
         stand_in = "cpu" if engine == "fake" else "meta"
-        self._storages = Storages(self._log, self.where, fake=True, devices={stand_in: target.name})
-        self._storages.numbers_on_host = target.accelerator
-        self._phases = Phases(self._log, self._storages, self.where)
+        self.core = Core(Log(metadata), fake=True, devices={stand_in: target.name})
+        self.core.storages.host_apart = target.accelerator
+        self._ledger: Ledger | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         if self.fake is not None:
             self._stack.enter_context(self.fake)
-        self._stack.enter_context(substituted(self.target))
+        self._stack.enter_context(substituted(self.target, fake=self.fake is not None))
         if self._redirect:
             self._stack.enter_context(Redirect(self.target.kind))
         return self
@@ -95,28 +81,28 @@ class Rehearsal:
     @contextmanager
     def recorded(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Generator[Steps]:
         """Record what happens inside the block; what the model and the optimizer hold is there from the start."""
-        storages, phases = self._storages, self._phases
-        paths = ModulePaths(self._log, model)
-        roles = Roles(storages, phases, paths)
-        steps = _Steps(self._log, phases, storages)
-        mode = LedgerMode(self._log, phases, storages, fake=True)
-        hooks = Hooks(mode=mode, storages=storages, phases=phases, steps=steps, roles=roles, paths=paths)
-        roles.model(model)
-        if optimizer is not None:
-            roles.optimizer(optimizer)
-        hooks.install()
-        try:
-            with mode:
-                yield steps
-        finally:
-            hooks.remove()
+        self.core.paths.add(model)
+        with substituted_in_libraries(self.target):
+            self.core.begin(model, optimizer)
+            try:
+                yield self.core.steps
+            finally:
+                self.core.end()
+                self._ledger = self.core.log.ledger(self.core.storages.settle())
+                self.core.storages.stop()
 
     def module(self) -> str | None:
         """Path of the module that runs now; None: none does."""
-        position = self.where.module
-        return self._log.text(position) if position >= 0 else None
+        position = self.core.where.module
+        return self.core.log.text(position) if position >= 0 else None
 
     @property
     def ledger(self) -> Ledger:
-        """What has been recorded so far."""
-        return self._log.ledger(self._storages.settle())
+        """What has been recorded.
+
+        Raises:
+            EvenloadError: nothing has.
+        """
+        if self._ledger is None:
+            raise EvenloadError("nothing has been recorded yet", fix="run steps inside `recorded`")
+        return self._ledger

@@ -23,11 +23,13 @@ class Steps:
     steps is the clock when there are several. A script that says itself where its steps end is believed instead.
     """
 
-    def __init__(self, log: Log, phases: Phases, storages: Storages) -> None:
+    def __init__(self, log: Log, phases: Phases, storages: Storages, *, host: bool = True) -> None:
+        """Count; `host`: what this process holds says something about the run, as in no dry run."""
         self.number = -1
         """The step that is running; -1: none yet."""
         self.told = False
         """Whether the script says where steps end."""
+        self._host = host
         self._log = log
         self._phases = phases
         self._storages = storages
@@ -61,6 +63,8 @@ class Steps:
 
     def host(self) -> None:
         """Write the host line of the step that is running."""
+        if not self._host:
+            return
         self._log.host(
             HostLine(
                 step=max(self.number, 0),

@@ -72,8 +72,8 @@ class Storages:
         self.clock = 1
         self.late = False
         """Whether a storage that nobody saw being made must be new: so from the second step on."""
-        self.numbers_on_host = False
-        """Whether single numbers from `torch.tensor` are memory of the host, as on a run with an accelerator."""
+        self.host_apart = False
+        """Whether what PyTorch makes on the host, numbers and random states, is not on the device."""
         self._log = log
         self._where = where
         self._fake = fake
@@ -147,7 +147,7 @@ class Storages:
             label: what made it, as the operator's half of word 4 of an allocation.
         """
         self.settle()
-        self._made(tensor, label | (self._where.module + 1))
+        self._made(tensor, label | (self._where.module + 1), host=self.host_apart)
         self._ended()
 
     def resized(self, storage: torch.UntypedStorage, label: int = 0) -> None:
@@ -258,8 +258,10 @@ class Storages:
             self._new.clear()
         self.clock += 1
 
-    def _made(self, tensor: torch.Tensor, names: int, *, foreign: bool = False, pinned: bool = False) -> None:
-        """Log a result; `foreign`: its memory may be another library's."""
+    def _made(
+        self, tensor: torch.Tensor, names: int, *, foreign: bool = False, pinned: bool = False, host: bool = False
+    ) -> None:
+        """Log a result; `foreign`: its memory may be another library's; `host`: it is the host's whatever it says."""
         try:
             storage = None if is_wrapper(type(tensor)) else tensor.untyped_storage()
         except NotImplementedError:  # sparse and opaque tensors
@@ -276,7 +278,7 @@ class Storages:
             return
         if foreign and not self._fake and not storage.resizable():
             device = self._log.device("foreign")
-        elif foreign and self.numbers_on_host and not tensor.dim():
+        elif host or (foreign and self.host_apart and not tensor.dim()):
             device = self._log.device("cpu")
         elif pinned:
             self._pins = True

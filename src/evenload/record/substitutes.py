@@ -13,21 +13,32 @@ from torch import nn
 
 from evenload.record._torch_private import CONVERT, FakeTensor, foreach_tables, take_away
 from evenload.record.attention import attention
+from evenload.record.autocast import install
 from evenload.record.targets import Target
 
 
 @contextmanager
-def substituted(target: Target) -> Generator[None]:
-    """Run the operators of a target inside the block. See `evenload.record.targets` for the table."""
+def substituted(target: Target, *, fake: bool) -> Generator[None]:
+    """Run the operators of a target inside the block, on fake or on meta tensors; see `evenload.record.targets`."""
     with ExitStack() as stack:
-        _unpacked_masks(stack)
-        _conversions(stack)
+        if fake:
+            _conversions(stack)
         if target.accelerator:
             _fused_attention(stack)
-            _flex_attention(stack)
             _foreach(stack)
-            _autocast(stack, target)
-            _moves(stack, target)
+            if fake:  # what is on meta has no autocast, and is there to stay
+                _autocast(stack, target)
+                _moves(stack, target)
+        yield
+
+
+@contextmanager
+def substituted_in_libraries(target: Target) -> Generator[None]:
+    """The same for functions of modules that the user's code may have imported only while it built the model."""
+    with ExitStack() as stack:
+        _unpacked_masks(stack)
+        if target.accelerator:
+            _flex_attention(stack)
         yield
 
 
@@ -103,6 +114,9 @@ def _autocast(stack: ExitStack, target: Target) -> None:
         original(self, device_type, dtype, *args, **kwargs)
 
     _replace(stack, torch.amp.autocast_mode.autocast, "__init__", of_target)
+    library: Any = torch.library.Library("aten", "IMPL")
+    stack.callback(take_away, library)
+    install(library)
 
 
 def _moves(stack: ExitStack, target: Target) -> None:

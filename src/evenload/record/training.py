@@ -139,6 +139,11 @@ def wants_batch(step: Step) -> bool:
     return any(name not in _CALLED_OPTIMIZER for name in _parameters(step)[1:])
 
 
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter that must be given."""
+    return len(_parameters(function)) > 0
+
+
 def _call(step: Step, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Batches) -> None:
     """Call a step function: the model comes first, `optimizer` by its name, anything else is the batch."""
     names = _parameters(step)
@@ -149,7 +154,7 @@ def _parameters(step: Step) -> list[str]:
     """Names of the positional parameters without a default."""
     try:
         signature = inspect.signature(step)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a function of C
         return ["model"]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in signature.parameters.values() if p.kind in kinds and p.default is p.empty]

@@ -1,0 +1,209 @@
+"""`evenload dryrun`: training steps as the device would run them, without the device."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from evenload.cli._shared import ForceFlag, JsonFlag, VerboseFlag, remark, say, say_json, warn
+from evenload.cli.flags import Flags, with_flags
+from evenload.cli.inputs import read_inputs, read_setup
+from evenload.errors import ANSWER_NO, EvenloadError, Notice, did_you_mean, shown
+from evenload.model.presets import model_source
+from evenload.record import require_torch
+from evenload.record.targets import find_target
+from evenload.report.dryrun import DryRun, as_json, as_text
+from evenload.units import parse_bytes
+
+if TYPE_CHECKING:
+    from evenload.ledger.ledger import Ledger
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="package.module:function that builds a model, a preset, a config.json, or a settings file.",
+    ),
+]
+_INPUT: Final = re.compile(r"(\d{1,9}(?:x\d{1,9})*)(?::(\w+))?")
+_FOR_PLANS: Final = ("tp", "pp", "interleave", "dp", "cp", "ep", "etp", "zero", "sequence_parallel", "offset", "config")
+"""Flags that say how a configuration is divided; a function of the user's divides its model itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What only this verb is told."""
+
+    device: str
+    steps: int
+    autocast: str | None
+    optimizer: str | None
+    step: str | None
+    inputs: tuple[str, ...]
+
+
+@with_flags
+def run(
+    target: TargetArgument,
+    *,
+    device: Annotated[
+        str, typer.Option("--device", help="Device that the run is for: cuda, npu, xpu or cpu.")
+    ] = "cuda",
+    steps: Annotated[int, typer.Option("--steps", help="Training steps; the second is what later ones are like.")] = 2,
+    autocast: Annotated[
+        str | None, typer.Option("--autocast", help="Type of forward under autocast: bf16, fp16.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--adamw", help="Form of AdamW: foreach (the default on a GPU), fused or loop.")
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option("--step", help="package.module:function, the step in place of ours.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Shape of an argument of the model: 8x3x224x224, or 4x512:int64."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Ledger to write.")] = None,
+    force: ForceFlag = False,
+    json: JsonFlag = False,
+    verbose: VerboseFlag = False,
+    flags: Flags,
+) -> None:
+    """Run training steps as a device would, without the device and its memory; say what they would allocate."""
+    require_torch()
+    asked = _Asked(
+        device=device,
+        steps=_positive(steps, "--steps"),
+        autocast=autocast,
+        optimizer=_adamw(kernel),
+        step=step,
+        inputs=tuple(inputs or ()),
+    )
+    place = find_target(device)
+    if out is not None and out.exists() and not force:
+        raise EvenloadError("the file exists and would be overwritten", where=str(out), fix="add --force")
+    function = model_source(target) == "module"
+    ledger, seconds, limit, notices = _of_function(target, asked, flags) if function else _of_plan(target, asked, flags)
+    answer = DryRun(ledger=ledger, target=place, seconds=seconds, title=target, limit=limit)
+    warn(notices)
+    if out is not None:
+        from evenload.ledger.files import write_ledger  # noqa: PLC0415  # only with --out
+
+        write_ledger(out, ledger, force=force)
+        remark(f"wrote {out}")
+    if json:
+        more = {"choices": place.choices} if verbose else {}
+        say_json(as_json(answer) | more | {"warnings": notices})
+    else:
+        say(as_text(answer, verbose=verbose))
+    if answer.fits is False:
+        raise typer.Exit(ANSWER_NO)
+
+
+def _of_plan(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, int | None, tuple[Notice, ...]]:
+    """The dry run of a configuration or a settings file."""
+    for value, name in ((asked.step, "--step"), (asked.inputs, "--input")):
+        if value:
+            raise EvenloadError(f"{name} is for functions; {target} is trained on tokens", where=name)
+    inputs = read_inputs(target, flags)
+    from evenload.record.planned import prepare_plan  # noqa: PLC0415  # imports torch
+
+    go = prepare_plan(
+        inputs.config,
+        inputs.plan,
+        device=asked.device,
+        steps=asked.steps,
+        autocast=_dtype(asked.autocast, "--autocast"),
+        optimizer=_optimizer(asked, inputs.plan.setup.optimizer),
+    )
+    start = time.perf_counter()
+    ledger = go()
+    return ledger, time.perf_counter() - start, inputs.limit, inputs.notices
+
+
+def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, int | None, tuple[Notice, ...]]:
+    """The dry run of what a function builds."""
+    for name in _FOR_PLANS:
+        if getattr(flags, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise EvenloadError(f"{flag} is for configurations; {target} divides its model itself", where=flag)
+    setup, _ = read_setup(None, flags)
+    from evenload.record.dryrun import dryrun  # noqa: PLC0415  # imports torch
+    from evenload.record.functions import load_function  # noqa: PLC0415
+
+    build = load_function(target)
+    own = load_function(asked.step) if asked.step else None
+    limit = parse_bytes(flags.memory, where="--memory") if flags.memory is not None else None
+    start = time.perf_counter()
+    ledger = dryrun(
+        build,
+        own,
+        device=asked.device,
+        inputs=_batch(asked.inputs, micro_batch=setup.micro_batch, seq=flags.seq),
+        optimizer=_optimizer(asked, setup.optimizer),
+        steps=asked.steps,
+        micro_batches=setup.micro_batches,
+        autocast=_dtype(asked.autocast, "--autocast"),
+    )
+    return ledger, time.perf_counter() - start, limit, ()
+
+
+def _batch(shapes: tuple[str, ...], *, micro_batch: int, seq: int | None) -> Any:
+    """What the model is called with: tensors of the given shapes, or tokens where `--seq` says how many."""
+    import torch  # noqa: PLC0415
+
+    if shapes:
+        parsed = [_shape(text) for text in shapes]
+        return lambda: tuple(torch.empty(shape, dtype=dtype) for shape, dtype in parsed)
+    if seq is None:
+        return None
+    from evenload.record.hugging_face import token_batches  # noqa: PLC0415
+
+    def batch(model: Any) -> Any:
+        return token_batches(model, micro_batch=micro_batch, seq=seq, device="cpu")()
+
+    return batch
+
+
+def _shape(text: str) -> tuple[tuple[int, ...], Any]:
+    found = _INPUT.fullmatch(text.strip())
+    if found is None:
+        raise EvenloadError(f"{shown(text)} is no shape", where="--input", fix="write 8x3x224x224, or 4x512:int64")
+    return tuple(map(int, found[1].split("x"))), _dtype(found[2] or "float32", "--input")
+
+
+def _dtype(name: str | None, where: str) -> Any:
+    """A type of PyTorch by its name, or a short one."""
+    if name is None:
+        return None
+    import torch  # noqa: PLC0415
+
+    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    found = getattr(torch, short.get(name.lower(), name.lower()), None)
+    if not isinstance(found, torch.dtype):
+        raise EvenloadError(f"{shown(name)} is no type of tensors", where=where, fix="use bf16, fp16, float32, int64")
+    return found
+
+
+def _adamw(kernel: str | None) -> str | None:
+    if kernel is None or kernel in {"foreach", "fused", "loop"}:
+        return kernel
+    hint = did_you_mean(kernel, ["foreach", "fused", "loop"])
+    raise EvenloadError(f"AdamW has no form {shown(kernel)}", where="--adamw", fix=hint or "use foreach, fused or loop")
+
+
+def _optimizer(asked: _Asked, chosen: str) -> Any:
+    if asked.optimizer is None or chosen != "adamw":
+        return chosen
+    return "adamw" if asked.optimizer == "foreach" else f"adamw-{asked.optimizer}"
+
+
+def _positive(number: int, name: str) -> int:
+    if not 1 <= number <= 1000:
+        raise EvenloadError(f"{number} is not possible", where=name, fix="give a whole number from 1 to 1000")
+    return number

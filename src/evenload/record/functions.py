@@ -1,0 +1,55 @@
+"""Functions of the user's that are named on the command line: `package.module:function`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from evenload.errors import EvenloadError, did_you_mean
+from evenload.record.frames import is_library
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names, looked for from the current directory too.
+
+    Raises:
+        EvenloadError: there is no such module or function, or the module fails when it is imported.
+    """
+    module_name, _, function_name = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        own = module_name == missing or module_name.startswith(f"{missing}.")
+        raise EvenloadError(
+            f"there is no module {missing!r}" if own else f"{module_name} imports {missing!r}, which is not there",
+            where=name,
+            fix="run this where it can be imported, or install it",
+        ) from error
+    except Exception as error:  # whatever the user's module raises
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise EvenloadError(
+            f"importing {module_name} raised {type(error).__name__}: {lines[0]}", where=_place(error) or name
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        raise EvenloadError(
+            f"{module_name} has no {function_name!r}", where=name, fix=did_you_mean(function_name, dir(module))
+        )
+    if not callable(function):
+        raise EvenloadError(f"{name} is a {type(function).__name__}, not a function", where=name)
+    return function
+
+
+def _place(error: BaseException) -> str | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else None

@@ -1,0 +1,101 @@
+"""The repeated layers of a module: which list they are in, which are alike, and how single ones are recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+from torch import nn
+from torch.utils import checkpoint
+
+from evenload.errors import EvenloadError, did_you_mean
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+"""Types of attributes that tell layers of different kinds apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layers:
+    """The repeated layers of a model."""
+
+    path: str
+    """Module path of the list, `model.layers`."""
+    modules: nn.ModuleList
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """For every layer, the number of the first layer that is like it: same classes, tensors and plain attributes.
+
+        An attribute that counts the layers, such as `layer_idx`, makes no difference.
+        """
+        described = [_described(layer) for layer in self.modules]
+        counted = {
+            key
+            for key in described[0]
+            if all(type(one.get(key)) is int and one[key] == described[0][key] + i for i, one in enumerate(described))
+        }
+        first: dict[tuple[Any, ...], int] = {}
+        kinds: list[int] = []
+        for number, one in enumerate(described):
+            key = tuple(sorted((name, repr(value)) for name, value in one.items() if name not in counted))
+            kinds.append(first.setdefault(key, number))
+        return tuple(kinds)
+
+
+def find_layers(model: nn.Module, path: str | None = None) -> Layers:
+    """The repeated layers of a model: its largest `ModuleList` by parameters, or the one at a path.
+
+    Raises:
+        EvenloadError: there is no such list, or none at all.
+    """
+    lists = {
+        name: module
+        for name, module in cast("Any", model).named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    }
+    if path is not None:
+        if path not in lists:
+            raise EvenloadError(
+                f"the model has no torch.nn.ModuleList at {path!r}",
+                where="--layers",
+                fix=did_you_mean(path, list(lists))
+                or (f"lists of the model: {', '.join(list(lists)[:8])}" if lists else "it has none at all"),
+            )
+        return Layers(path=path, modules=lists[path])
+    if not lists:
+        raise EvenloadError(
+            "no repeated layers are found: the model has no torch.nn.ModuleList",
+            fix="keep the layers in a torch.nn.ModuleList, or run all of the model with --full",
+        )
+    sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in lists.items()}
+    best = max(lists, key=lambda name: (sizes[name], -len(name)))
+    return Layers(path=best, modules=lists[best])
+
+
+def recompute_layers(layers: Layers, numbers: Collection[int]) -> None:
+    """Run forward of some layers again in backward instead of keeping what it makes."""
+    for number in numbers:
+        layer: Any = layers.modules[number]
+        layer.forward = partial(_checkpointed, layer.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return cast("Any", checkpoint).checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _described(layer: nn.Module) -> dict[str, Any]:
+    """What tells a layer from others, by a path of its own for every fact."""
+    facts: dict[str, Any] = {}
+    for path, module in cast("Any", layer).named_modules():
+        facts[f"{path}:class"] = f"{type(module).__module__}.{type(module).__qualname__}"
+        for name, value in cast("dict[str, object]", vars(module)).items():
+            if isinstance(value, _PLAIN) and not name.startswith("_"):
+                facts[f"{path}.{name}"] = value
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            facts[f"{path}:{name}"] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    return facts

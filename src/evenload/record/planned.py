@@ -1,0 +1,118 @@
+"""The dry run of a plan: the model of a configuration, trained as a setup says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from evenload.errors import EvenloadError
+from evenload.ledger.ledger import Ledger
+from evenload.plan.plan import Plan
+from evenload.plan.policy import Recompute
+from evenload.record.dryrun import run
+from evenload.record.failures import explained
+from evenload.record.hugging_face import model_builder, token_batches
+from evenload.record.layers import find_layers, recompute_layers
+from evenload.record.rehearsal import Rehearsal
+from evenload.record.targets import find_target
+from evenload.record.training import OptimizerName, Training, make_optimizer
+from evenload.setup import Setup
+
+DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def prepare_plan(
+    config: Mapping[str, Any],
+    plan: Plan,
+    *,
+    device: str = "cuda",
+    steps: int = 2,
+    autocast: torch.dtype | None = None,
+    optimizer: OptimizerName | None = None,
+) -> Callable[[], Ledger]:
+    """Make a function that runs training steps of a plan without its devices; the imports are done by then.
+
+    Args:
+        config: the model, as a Hugging Face configuration.
+        plan: how it is trained.
+        device: the device that the run is for.
+        steps: how many steps to run.
+        autocast: type in which forward runs under autocast.
+        optimizer: in place of the one that the setup names.
+
+    Raises:
+        EvenloadError: PyTorch has no such run, or the model cannot be built from the configuration.
+    """
+    check_runnable(plan)
+    setup = plan.setup
+    target = find_target(device)
+    where = plan.model or "config.json"
+    build = model_builder(config, where=where, dtype=DTYPES[setup.dtype], attention=setup.attention)
+    meta = target.accelerator and autocast is None and optimizer != "adamw-fused"
+
+    def go() -> Ledger:
+        with Rehearsal(target, engine="meta" if meta else "fake", redirect=False) as rehearsal, explained(rehearsal):
+            place = "meta" if meta else "cpu"
+            with torch.device(place):
+                model = build()
+            recompute_layers(find_layers(model), plan.policy.full)
+            training = Training(
+                batch=token_batches(model, micro_batch=setup.micro_batch, seq=setup.seq, device=place),
+                micro_batches=setup.micro_batches,
+                autocast=autocast,
+                device=target.kind,
+            )
+            run(rehearsal, model, training, make_optimizer(optimizer or setup.optimizer, model), steps=steps)
+        return rehearsal.ledger
+
+    return go
+
+
+def check_runnable(plan: Plan) -> None:
+    """Make sure that plain PyTorch runs what a plan says.
+
+    Raises:
+        EvenloadError: it does not; with what to say instead.
+    """
+    setup = plan.setup
+    for name, wrong, why, fix in (
+        ("backend", setup.backend != "torch", "a dry run executes PyTorch's own modules", "use --backend torch"),
+        ("cp", setup.cp > 1, "context parallelism is not run", "leave cp at 1"),
+        ("ep", setup.ep > 1, "expert parallelism is not run: its exchange needs the data", "leave ep at 1"),
+        ("dtype", setup.dtype not in DTYPES, "no PyTorch module computes in it by itself", "use bf16, fp16 or fp32"),
+        *_type_rules(setup),
+    ):
+        if wrong:
+            raise EvenloadError(
+                f"{name} is {getattr(setup, name)}, and {why}",
+                where=f"$.{name}",
+                fix=f"{fix}, or ask evenload estimate",
+            )
+    partial = [layer for layer in range(plan.layout.num_layers) if _selective(plan, layer)]
+    if partial:
+        raise EvenloadError(
+            f"layer {partial[0]} recomputes single operators, and a dry run recomputes whole layers",
+            where="$.policy",
+            fix="use --recompute full or none, or ask evenload estimate",
+        )
+
+
+def _type_rules(setup: Setup) -> tuple[tuple[str, bool, str, str], ...]:
+    """PyTorch keeps gradients and moments in the type of the parameters."""
+    same = "PyTorch's own optimizers keep it in the type of the parameters"
+    return (
+        (
+            "master_weights",
+            setup.main_copies and not setup.fsdp_mixed,
+            "PyTorch's own optimizers have no main copies",
+            "use --dtype fp32 with --autocast bf16, or --zero 3",
+        ),
+        ("grad_dtype", setup.gradient_dtype != setup.parameter_dtype, same, "leave grad_dtype out"),
+        ("optimizer_dtype", setup.moment_dtype != setup.parameter_dtype, same, "leave optimizer_dtype out"),
+    )
+
+
+def _selective(plan: Plan, layer: int) -> bool:
+    return plan.for_layer(layer).choice not in {Recompute.NONE, Recompute.FULL}
