@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ TargetArgument = Annotated[
         help="package.module:function that builds a model, a preset, a config.json, or a settings file.",
     ),
 ]
-_INPUT: Final = re.compile(r"(\d{1,9}(?:x\d{1,9})*)(?::(\w+))?")
 _FOR_PLANS: Final = ("tp", "pp", "interleave", "dp", "cp", "ep", "etp", "zero", "sequence_parallel", "offset", "config")
 """Flags that say how a configuration is divided; a function of the user's divides its model itself."""
 
@@ -111,6 +109,7 @@ def _of_plan(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, i
         if value:
             raise EvenloadError(f"{name} is for functions; {target} is trained on tokens", where=name)
     inputs = read_inputs(target, flags)
+    from evenload.record.functions import find_dtype  # noqa: PLC0415  # imports torch
     from evenload.record.planned import prepare_plan  # noqa: PLC0415  # imports torch
 
     go = prepare_plan(
@@ -118,7 +117,7 @@ def _of_plan(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, i
         inputs.plan,
         device=asked.device,
         steps=asked.steps,
-        autocast=_dtype(asked.autocast, "--autocast"),
+        autocast=find_dtype(asked.autocast, "--autocast"),
         optimizer=_optimizer(asked, inputs.plan.setup.optimizer),
     )
     start = time.perf_counter()
@@ -134,7 +133,7 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, floa
             raise EvenloadError(f"{flag} is for configurations; {target} divides its model itself", where=flag)
     setup, _ = read_setup(None, flags)
     from evenload.record.dryrun import dryrun  # noqa: PLC0415  # imports torch
-    from evenload.record.functions import load_function  # noqa: PLC0415
+    from evenload.record.functions import find_dtype, load_function  # noqa: PLC0415
 
     build = load_function(target)
     own = load_function(asked.step) if asked.step else None
@@ -148,18 +147,17 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, floa
         optimizer=_optimizer(asked, setup.optimizer),
         steps=asked.steps,
         micro_batches=setup.micro_batches,
-        autocast=_dtype(asked.autocast, "--autocast"),
+        autocast=find_dtype(asked.autocast, "--autocast"),
     )
     return ledger, time.perf_counter() - start, limit, ()
 
 
 def _batch(shapes: tuple[str, ...], *, micro_batch: int, seq: int | None) -> Any:
     """What the model is called with: tensors of the given shapes, or tokens where `--seq` says how many."""
-    import torch  # noqa: PLC0415
+    from evenload.record.functions import shaped  # noqa: PLC0415  # imports torch
 
     if shapes:
-        parsed = [_shape(text) for text in shapes]
-        return lambda: tuple(torch.empty(shape, dtype=dtype) for shape, dtype in parsed)
+        return shaped(shapes, where="--input")
     if seq is None:
         return None
     from evenload.record.hugging_face import token_batches  # noqa: PLC0415
@@ -168,26 +166,6 @@ def _batch(shapes: tuple[str, ...], *, micro_batch: int, seq: int | None) -> Any
         return token_batches(model, micro_batch=micro_batch, seq=seq, device="cpu")()
 
     return batch
-
-
-def _shape(text: str) -> tuple[tuple[int, ...], Any]:
-    found = _INPUT.fullmatch(text.strip())
-    if found is None:
-        raise EvenloadError(f"{shown(text)} is no shape", where="--input", fix="write 8x3x224x224, or 4x512:int64")
-    return tuple(map(int, found[1].split("x"))), _dtype(found[2] or "float32", "--input")
-
-
-def _dtype(name: str | None, where: str) -> Any:
-    """A type of PyTorch by its name, or a short one."""
-    if name is None:
-        return None
-    import torch  # noqa: PLC0415
-
-    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    found = getattr(torch, short.get(name.lower(), name.lower()), None)
-    if not isinstance(found, torch.dtype):
-        raise EvenloadError(f"{shown(name)} is no type of tensors", where=where, fix="use bf16, fp16, float32, int64")
-    return found
 
 
 def _adamw(kernel: str | None) -> str | None:

@@ -47,7 +47,8 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     """
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
-    model = open_model(name) if own is None else model_of(own, name)
+    named, config = (name, None) if own is None else _described(own, name)
+    model = _model(named, config)
     setup, notices = read_setup(reading, flags)
     check_setup(model, setup)
     layout, said = _layout(model, setup, reading, flags)
@@ -55,7 +56,7 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     return Inputs(
         model=model,
         plan=plan,
-        config=_config_of(own, name),
+        config=open_config(named) if config is None else config,
         limit=_limit(reading, flags),
         notices=(*model.notices, *(reading.notices if reading else ()), *notices, *said),
     )
@@ -67,26 +68,27 @@ def model_of(reading: Reading, name: str) -> Model:
     Raises:
         EvenloadError: it does neither, or the model cannot be read.
     """
-    if reading.model_config is not None:
-        return model_from_config(reading.model_config, where=name)
-    if reading.plan.model:
-        named, beside = reading.plan.model, str(Path(name).parent / reading.plan.model)
+    return _model(*_described(reading, name))
+
+
+def _model(named: str, config: Mapping[str, Any] | None) -> Model:
+    return open_model(named) if config is None else model_from_config(config, where=named)
+
+
+def _described(own: Reading, name: str) -> tuple[str, Mapping[str, Any] | None]:
+    """What describes the model: the name of a preset or a file, or the configuration in the settings called so."""
+    if own.model_config is not None:
+        return name, own.model_config
+    if own.plan.model:
+        named, beside = own.plan.model, str(Path(name).parent / own.plan.model)
         if exists(beside) and named.lower() not in preset_names():
             named = beside
-        if model_source(named) != "settings":
-            return open_model(named)
-        config = read_settings(named).model_config
-        if config is not None:
-            return model_from_config(config, where=named)
+        config = read_settings(named).model_config if model_source(named) == "settings" else None
+        if config is not None or model_source(named) != "settings":
+            return named, config
     raise EvenloadError(
         "the settings file describes no model", where=name, fix="name the model first, and this file by --config"
     )
-
-
-def _config_of(own: Reading | None, name: str) -> Mapping[str, Any]:
-    if own is None:
-        return open_config(name)
-    return own.model_config if own.model_config is not None else open_config(own.plan.model or "")
 
 
 def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:

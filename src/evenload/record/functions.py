@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from evenload.errors import EvenloadError, did_you_mean
+import torch
+
+from evenload.errors import EvenloadError, did_you_mean, shown
 from evenload.record.frames import is_library
+
+_SHAPE: Final = re.compile(r"(\d{1,9}(?:x\d{1,9})*)(?::(\w+))?")
+_SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -46,6 +52,35 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise EvenloadError(f"{name} is a {type(function).__name__}, not a function", where=name)
     return function
+
+
+def shaped(texts: Sequence[str], *, where: str) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A function that makes tensors of the given shapes, `8x3x224x224` or `4x512:int64`.
+
+    Raises:
+        EvenloadError: a text is no shape.
+    """
+    parsed: list[tuple[tuple[int, ...], torch.dtype]] = []
+    for text in texts:
+        found = _SHAPE.fullmatch(text.strip())
+        if found is None:
+            raise EvenloadError(f"{shown(text)} is no shape", where=where, fix="write 8x3x224x224, or 4x512:int64")
+        parsed.append((tuple(map(int, found[1].split("x"))), find_dtype(found[2], where) or torch.float32))
+    return lambda: tuple(torch.empty(shape, dtype=dtype) for shape, dtype in parsed)
+
+
+def find_dtype(name: str | None, where: str) -> torch.dtype | None:
+    """A type of PyTorch by its name or a short one; None for none.
+
+    Raises:
+        EvenloadError: there is no such type.
+    """
+    if name is None:
+        return None
+    found = getattr(torch, _SHORT.get(name.lower(), name.lower()), None)
+    if not isinstance(found, torch.dtype):
+        raise EvenloadError(f"{shown(name)} is no type of tensors", where=where, fix="use bf16, fp16, float32, int64")
+    return found
 
 
 def _place(error: BaseException) -> str | None:
