@@ -89,6 +89,16 @@ def human_count(count: int) -> str:
     return f"{count:,}"
 
 
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A number and its noun: `1 rank`, `4 ranks`; `many` where it does not just add an s.
+
+    Examples:
+        >>> plural(1, "rank"), plural(4, "rank"), plural(2, "micro-batch", "micro-batches")
+        ('1 rank', '4 ranks', '2 micro-batches')
+    """
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
+
+
 def human_seconds(seconds: float) -> str:
     """Seconds in s, ms or us with three significant digits: `1.23 s`, `45.6 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

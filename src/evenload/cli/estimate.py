@@ -16,7 +16,7 @@ from evenload.report.estimate import as_json, as_text, estimate
 from evenload.report.names import as_json as operators_json
 from evenload.report.names import operator_tables
 from evenload.simulate.timeline import simulate
-from evenload.units import human_count
+from evenload.units import human_count, plural
 
 ModelArgument = Annotated[
     str,
@@ -49,10 +49,10 @@ def _heading(inputs: Inputs) -> str:
     degrees = [f"{name} {size}" for name in ("pp", "tp", "cp", "dp", "ep") if (size := getattr(setup, name)) > 1]
     if setup.interleave > 1:
         degrees.insert(1, f"{setup.interleave} chunks a stage")
-    mtp = f" and {len(model.mtp)} MTP layer{'s' * (len(model.mtp) > 1)}" if model.mtp else ""
+    mtp = f" and {plural(len(model.mtp), 'MTP layer')}" if model.mtp else ""
     return ", ".join(
         (
-            f"{model.name}: {human_count(model.parameters)} parameters in {len(model.blocks)} layers{mtp}",
+            f"{model.name}: {human_count(model.parameters)} parameters in {plural(len(model.blocks), 'layer')}{mtp}",
             " x ".join(degrees) or "one device",
             f"{setup.micro_batches} x {setup.micro_batch} sequences of {setup.seq} tokens a step",
             f"{setup.dtype} on {setup.backend}",

@@ -12,8 +12,8 @@ from typing import Final
 from evenload.dialects.known_blocks import hugging_face_blocks
 from evenload.dialects.megatron import MODULES
 from evenload.dialects.megatron_layout import write_layout_string
-from evenload.dialects.ranges import write_ranges
 from evenload.dialects.reading import Losses, Writing
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout, Table
 from evenload.plan.operators import Graph
 from evenload.plan.patterns import match
@@ -140,7 +140,7 @@ def _full_arguments(plan: Plan, full: Layers, selected: Layers, losses: Losses) 
     block = first_layers(tuple((most,) * layout.pp for _ in range(layout.interleave)), layout)
     if selected:
         losses.add(
-            f"Megatron-LM recomputes whole layers or modules, not both: layers {write_ranges(selected)} are recomputed "
+            f"Megatron-LM recomputes whole layers or modules, not both: layers {layer_ranges(selected)} are recomputed "
             "whole instead of in part",
             "$.policy.select",
         )
@@ -178,7 +178,7 @@ def _selective_arguments(policy: Policy, num_layers: int, selected: Layers, loss
             )
         elif len(layers) < num_layers:
             losses.add(
-                f"'{pattern}' is planned for layers {write_ranges(layers)}; Megatron-LM recomputes in every layer",
+                f"'{pattern}' is planned for layers {layer_ranges(layers)}; Megatron-LM recomputes in every layer",
                 "$.policy.select",
             )
     if "moe" in modules:

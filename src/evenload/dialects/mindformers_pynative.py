@@ -15,12 +15,13 @@ from evenload.dialects.mindformers import without_empty
 from evenload.dialects.mindformers_keys import PYNATIVE_SECTIONS, check_keys
 from evenload.dialects.mindformers_model import as_hugging_face
 from evenload.dialects.mindformers_settings import Sections, Settings
-from evenload.dialects.ranges import read_ranges, write_ranges
+from evenload.dialects.ranges import read_ranges
 from evenload.dialects.reading import Reading
 from evenload.dialects.typed import at, listed, mapping, relocated, shown
 from evenload.dialects.yaml_node import Step
 from evenload.dialects.yaml_source import YamlSource
 from evenload.errors import EvenloadError
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout, Table
 from evenload.plan.plan import Plan
 from evenload.plan.policy import LEVEL, Layers, Policy
@@ -159,7 +160,7 @@ def layers_per_stage(layout: Layout) -> list[str]:
         ['0-1,4', '2-3,5-6']
     """
     return [
-        ",".join(write_ranges(frozenset(layout.layers(chunk, stage))) for chunk in range(layout.interleave))
+        ",".join(layer_ranges(layout.layers(chunk, stage)) for chunk in range(layout.interleave))
         for stage in range(layout.pp)
     ]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from evenload.dialects.mindformers_pynative import layers_per_stage
-from evenload.dialects.ranges import write_ranges
 from evenload.dialects.reading import Losses, Writing
 from evenload.dialects.yaml_edit import block
 from evenload.errors import EvenloadError
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.plan import Plan
 from evenload.plan.policy import LEVEL, Layers
 
@@ -85,4 +85,4 @@ def _modules(patterns: Mapping[str, Layers]) -> dict[str, list[str]]:
 
 
 def _specs(layers: Layers) -> list[str]:
-    return write_ranges(layers).split(",")
+    return layer_ranges(layers).split(",")

@@ -8,12 +8,12 @@ from typing import Any, Final
 from evenload.dialects.mindformers import LISTS, RECOMPUTE, SWAP
 from evenload.dialects.mindformers_settings import Sections, Settings
 from evenload.dialects.mindformers_setup import MODEL, PARALLEL, PIPELINE, SETUP_PATHS, TYPES
-from evenload.dialects.ranges import write_ranges
 from evenload.dialects.reading import Losses, Writing
 from evenload.dialects.typed import at, listed
 from evenload.dialects.yaml_edit import block, edit
 from evenload.dialects.yaml_source import YamlSource
 from evenload.errors import EvenloadError
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout, Table
 from evenload.plan.plan import Plan
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, Layers, Policy, counts, first_layers
@@ -171,10 +171,10 @@ def _counts(layers: Layers, beaten: Layers, layout: Layout, key: str) -> Table:
         wanted = layers.intersection(held) - beaten
         count = max((layer - held.start + 1 for layer in wanted), default=0)
         if not wanted >= frozenset(held[:count]) - beaten:
-            inside = write_ranges(layers.intersection(held))
+            inside = layer_ranges(layers.intersection(held))
             raise EvenloadError(
                 f"MindFormers counts the first layers of a chunk, and {key} is planned for layers {inside} of chunk "
-                f"{chunk} on stage {stage}, which holds layers {write_ranges(frozenset(held))}",
+                f"{chunk} on stage {stage}, which holds layers {layer_ranges(held)}",
                 where=f"$.policy.{key}",
                 fix="plan the first layers of each chunk, or write the plan as evenload YAML",
             )

@@ -7,12 +7,13 @@ from dataclasses import fields
 from typing import Any, Final
 
 from evenload.dialects.known_blocks import hugging_face_blocks, mindformers_llama, unmatched
-from evenload.dialects.ranges import read_ranges, write_ranges
+from evenload.dialects.ranges import read_ranges
 from evenload.dialects.reading import Reading, Writing
 from evenload.dialects.typed import at, decode, listed, mapping, refuse_unknown, relocated, shown
 from evenload.dialects.yaml_source import YamlSource
 from evenload.dialects.yaml_text import flow, quoted, scalar
 from evenload.errors import EvenloadError
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Layers, Policy
@@ -148,7 +149,7 @@ def _places(source: YamlSource) -> dict[str, str]:
 def _ranges(layers: Layers, layout: Layout) -> str:
     if layers and max(layers) >= layout.num_layers:
         raise EvenloadError(f"the policy names layer {max(layers)}, the layout holds {layout.num_layers} layers")
-    return write_ranges(layers)
+    return layer_ranges(layers)
 
 
 def _flags() -> list[str]:

@@ -1,4 +1,4 @@
-"""Sets of layers as short text: `0-3,8` is layers 0, 1, 2, 3 and 8."""
+"""Sets of layers from short text: `0-3,8` is layers 0, 1, 2, 3 and 8. `plan/layer_ranges` writes it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import re
 from typing import Any, Final, cast
 
 from evenload.errors import EvenloadError
+from evenload.plan.layer_ranges import NONE
 from evenload.plan.policy import Layers
 
 _RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
-NONE: Final = "none"
-"""The empty set."""
 ALL: Final = "all"
 """Every layer, where a reader knows how many there are."""
-
-
-def write_ranges(layers: Layers) -> str:
-    """The shortest text for a set of layers.
-
-    Examples:
-        >>> write_ranges(frozenset({0, 1, 2, 3, 8})), write_ranges(frozenset())
-        ('0-3,8', 'none')
-    """
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1][1:] = [layer]
-        else:
-            runs.append([layer])
-    return ",".join("-".join(map(str, run)) for run in runs) or NONE
 
 
 def read_ranges(value: Any, num_layers: int, *, where: str) -> Layers:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Literal
 
-from evenload.dialects.ranges import write_ranges
 from evenload.dialects.reading import Losses, Writing
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.setup import Setup
@@ -133,7 +133,7 @@ def _checkpoint_mode(plan: Plan, losses: Losses) -> str:
     if full:
         if len(full) < num_layers:
             losses.add(
-                f"torchtitan checkpoints every layer or none: layers {write_ranges(full)} are planned, "
+                f"torchtitan checkpoints every layer or none: layers {layer_ranges(full)} are planned, "
                 f"all {num_layers} are recomputed",
                 "$.policy.full",
             )
@@ -142,7 +142,7 @@ def _checkpoint_mode(plan: Plan, losses: Losses) -> str:
         losses.add(
             "torchtitan has its own choice of operators for selective checkpointing, in every layer: "
             + ", ".join(f"'{pattern}'" for pattern in policy.select)
-            + f" on layers {write_ranges(selected)} cannot be named",
+            + f" on layers {layer_ranges(selected)} cannot be named",
             "$.policy.select",
             "compare `evenload estimate` for this plan with a measured run",
         )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+NONE: Final = "none"
+"""The empty set."""
 
 
 def layer_ranges(layers: Iterable[int]) -> str:
@@ -18,4 +22,4 @@ def layer_ranges(layers: Iterable[int]) -> str:
             runs[-1][1:] = [layer]
         else:
             runs.append([layer])
-    return ",".join("-".join(map(str, run)) for run in runs) or "none"
+    return ",".join("-".join(map(str, run)) for run in runs) or NONE

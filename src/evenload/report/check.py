@@ -11,7 +11,7 @@ from evenload.errors import Notice
 from evenload.plan.layout import Table
 from evenload.plan.policy import LayerPolicy
 from evenload.report.table import columns
-from evenload.units import gib
+from evenload.units import gib, plural
 
 
 def check_json(reading: Reading) -> dict[str, Any]:
@@ -123,8 +123,7 @@ def _setup(reading: Reading) -> str:
 def _warnings(notices: Sequence[Notice]) -> str:
     if not notices:
         return "no warnings"
-    count = f"{len(notices)} warning{'s' if len(notices) > 1 else ''}"
-    return "\n".join([f"{count}:", *(f"warning: {notice}" for notice in notices)])
+    return "\n".join([f"{plural(len(notices), 'warning')}:", *(f"warning: {notice}" for notice in notices)])
 
 
 def _layers(reading: Reading) -> list[tuple[int, int, int, LayerPolicy]]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evenload.plan.layer_ranges import layer_ranges
 from evenload.plan.plan import Plan
 from evenload.plan.policy import LayerPolicy, Recompute
 from evenload.profile.profile import Line, Origin, Profile
 from evenload.report.table import columns
 from evenload.simulate.memory import RankMemory
 from evenload.simulate.timeline import Timeline
-from evenload.units import GIB, gib
+from evenload.units import GIB, gib, plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +129,7 @@ def _kept(profile: Profile, held: _Held, memory: RankMemory) -> list[Part]:
             line=Line.KEPT,
             name=f"kept by {_layers(counts[key], key[0])}"
             + ("" if key[1] is Recompute.NONE else f" (recompute {key[1]})")
-            + f" x {_plural(key[2], 'micro-batch', 'micro-batches')}",
+            + f" x {plural(key[2], 'micro-batch', 'micro-batches')}",
             nbytes=kept * share,
             origin=profile.origin,
         )
@@ -232,7 +233,7 @@ def _row(stage: Stage, limit: int | None) -> tuple[str, ...]:
         sizes.append(limit - memory.needed)
     return (
         str(memory.rank),
-        _ranges(stage.layers),
+        layer_ranges(stage.layers),
         "+".join(map(str, memory.in_flight)),
         *(f"{size / GIB:.2f}" for size in sizes),
     )
@@ -247,24 +248,9 @@ def _verdict(estimate: Estimate) -> str:
     over = sum(stage.memory.needed > estimate.limit for stage in estimate.stages)
     return (
         f"does not fit in {gib(estimate.limit)}: stage {rank} needs {gib(needed)}, {gib(needed - estimate.limit)} too "
-        f"much ({over} of {_plural(len(estimate.stages), 'stage is', 'stages are')} over)"
+        f"much ({over} of {plural(len(estimate.stages), 'stage is', 'stages are')} over)"
     )
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """Layer numbers as ranges: `0-3,8-11`."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs) or "none"
 
 
 def _layers(count: int, kind: str) -> str:
     return kind if count == 1 else f"{count} {kind} layers"
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"

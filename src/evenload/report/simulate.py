@@ -9,7 +9,7 @@ from evenload.plan.schedule import Op
 from evenload.report.table import columns
 from evenload.simulate.memory import RankMemory
 from evenload.simulate.timeline import TimedAction, Timeline
-from evenload.units import gib, human_seconds
+from evenload.units import gib, human_seconds, plural
 
 BAR: Final = 24
 """Columns of the bar that shows how much of the step a rank works."""
@@ -73,9 +73,9 @@ def time_of(timeline: Timeline) -> Callable[[float], str]:
 
 def _step(timeline: Timeline) -> str:
     graph, bubble = timeline.graph, timeline.bubble
-    plural = "s" if graph.interleave > 1 else ""
     head = (
-        f"{timeline.schedule}: {graph.pp} ranks x {graph.interleave} chunk{plural}, {graph.micro_batches} micro-batches"
+        f"{timeline.schedule}: {plural(graph.pp, 'rank')} x {plural(graph.interleave, 'chunk')}, "
+        f"{plural(graph.micro_batches, 'micro-batch', 'micro-batches')}"
     )
     work = timeline.step_time / (1 + bubble.real)
     shares = {
