@@ -1,6 +1,7 @@
 """A ledger in a file comes back as it was; a file that is none, or not whole, is one clear error."""
 
 import dataclasses
+import errno
 import time
 
 import numpy as np
@@ -120,6 +121,38 @@ def test_a_table_in_a_file_is_readable_at_any_moment_and_grows(tmp_path):
     assert path.stat().st_size == len(log.encoded())
     np.testing.assert_array_equal(closed.allocations.nbytes, [*range(count), 7])
     np.testing.assert_array_equal(closed.allocations.freed[-1], count + 2)
+
+
+def test_a_full_disk_ends_the_file_and_not_the_recording(tmp_path, monkeypatch):
+    path = tmp_path / "run.ledger"
+    log = Log(Metadata(evenload="1"), path)
+    first = head(phase=Phase.OTHER.code, device=log.device("cpu"))
+
+    def full(handle, nbytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("evenload.ledger.log._reserve", full)
+    for index in range(40_000):
+        log.allocation(first, 1, index + 1, 0, 0)
+    assert "no space left on device" in log.problem.fact
+    log.close(50_000)
+    assert len(log.ledger(50_000).allocations) == 40_000
+    kept = read_ledger(path)
+    assert not kept.complete
+    assert 16_000 < len(kept.allocations) < 16_384  # what fits into the first megabyte
+    monkeypatch.undo()
+    Log(Metadata(evenload="1"), path, force=True).close(0)
+    assert read_ledger(path).complete
+
+
+def test_a_disk_that_is_full_from_the_start_is_an_error(tmp_path, monkeypatch):
+    def full(handle, nbytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("evenload.ledger.log._reserve", full)
+    with pytest.raises(EvenloadError, match="no space left on device"):
+        Log(Metadata(evenload="1"), tmp_path / "run.ledger")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_cut_at_any_byte_is_one_clear_error_or_the_whole(tmp_path):

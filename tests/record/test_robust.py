@@ -1,7 +1,9 @@
 """Code of every kind runs as before inside a recording, and is counted sensibly."""
 
+import contextlib
 import copy
 import io
+import os
 import threading
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 import evenload
+from evenload.ledger.files import read_ledger
 from evenload.ledger.words import PHASES, Category, MarkKind, Phase
 
 torch.set_num_threads(1)
@@ -212,3 +215,27 @@ def test_a_batch_from_another_thread_is_new_when_it_comes_in_a_later_step():
     assert rows.allocated[batches[0]] == 0
     assert rows.allocated[batches[1]] > recording.ledger.step_begins[1]
     assert (rows.category[batches] == Category.INPUT.code).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_a_forked_child_writes_nothing_into_the_ledger(tmp_path):
+    path = tmp_path / "run.ledger"
+    go, gone = os.pipe(), os.pipe()
+    with evenload.record(path=path) as recording:
+        torch.ones(3)
+        child = os.fork()
+        if child == 0:
+            os.read(go[0], 1)
+            torch.arange(10).flip(0).sort()  # operators that the parent has not seen, where it has written meanwhile
+            with contextlib.suppress(Exception):
+                nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
+            os.write(gone[1], b".")
+            os._exit(0)
+        kept = [torch.ones(3) + number for number in range(20)]
+        os.write(go[1], b".")
+        os.read(gone[0], 1)
+        os.waitpid(child, 0)
+    ledger = recording.ledger
+    assert len(ledger.allocations) == 1 + 2 * len(kept)
+    assert {ledger.operator(row) for row in range(len(ledger.allocations))} == {"aten.ones", "aten.add.Tensor"}
+    assert read_ledger(path).complete

@@ -48,7 +48,7 @@ def track(
     recorder = record(path=path, force=force, stacks=stacks, synchronize=synchronize, command=(script, *words))
     code = run_script(recorder, script, words, module=module)
     ledger = read_ledger(path)
-    warn(ledger.notices)
+    warn(recorder.notices or ledger.notices)
     found = peaks(ledger)
     if as_json:
         say_json({"ledger": str(path), "allocations": len(ledger.allocations), "device": ledger.device, "peaks": found})

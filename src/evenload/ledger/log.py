@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, Notice
 from evenload.ledger import cells
 from evenload.ledger.ledger import ALIVE, HostLine, Ledger, Mark, Metadata
 from evenload.ledger.reading import decode
@@ -47,6 +47,8 @@ class Log:
         """
         self._place: _Place = _Memory() if path is None else _File(Path(path).absolute(), force=force)
         self.words = self._place.words
+        self.problem: Notice | None = None
+        """Why the file breaks off; the recording goes on in memory."""
         self._next = cells.WORDS
         self._strings: dict[str, int] = {}
         self._devices: dict[str, int] = {}
@@ -183,7 +185,17 @@ class Log:
         self.words[position] = tag | len(text) << cells.UPPER
 
     def _grow(self) -> None:
-        self._place.grow()
+        try:
+            self._place.grow()
+        except OSError as error:  # what is recorded must not fail because the recording does
+            self.problem = Notice(
+                fact=f"the ledger breaks off, there is no room for more: {(error.strerror or str(error)).lower()}",
+                where=self._place.name,
+                fix="write it to a disk with more room",
+            )
+            content = self._place.content(len(self.words) * 8)
+            self._place.abandon()
+            self._place = _Memory(content)
         self.words = self._place.words
 
 
@@ -259,6 +271,7 @@ class _Place(Protocol):
     """Where the table lies."""
 
     words: memoryview
+    name: str
 
     def grow(self) -> None: ...
 
@@ -266,21 +279,25 @@ class _Place(Protocol):
 
     def close(self, nbytes: int) -> None: ...
 
+    def abandon(self) -> None: ...
+
 
 class _Memory:
-    def __init__(self) -> None:
-        self.words = memoryview(bytearray(FIRST_BYTES)).cast("q")
+    name = "memory"
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.words = _enlarged(content)
 
     def grow(self) -> None:
-        old = self.words.cast("B")
-        new = bytearray(_next_size(len(old)))
-        new[: len(old)] = old
-        self.words = memoryview(new).cast("q")
+        self.words = _enlarged(self.words.cast("B"))
 
     def content(self, nbytes: int) -> bytes:
         return bytes(self.words.cast("B")[:nbytes])
 
     def close(self, nbytes: int) -> None:
+        pass
+
+    def abandon(self) -> None:
         pass
 
 
@@ -289,6 +306,7 @@ class _File:
 
     def __init__(self, path: Path, *, force: bool) -> None:
         self._path = path
+        self.name = str(path)
         flags = os.O_RDWR | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +319,16 @@ class _File:
             reason = error.strerror if isinstance(error, OSError) else None
             raise EvenloadError(f"cannot write the file: {(reason or str(error)).lower()}", where=str(path)) from None
         self._map: mmap.mmap | None = None
-        self._resize(FIRST_BYTES)
+        try:
+            self._resize(FIRST_BYTES)
+        except OSError as error:
+            os.close(self._handle)
+            path.unlink(missing_ok=True)
+            raise EvenloadError(
+                f"cannot make room for the ledger: {(error.strerror or str(error)).lower()}",
+                where=str(path),
+                fix="write it to a disk with more room",
+            ) from None
 
     def grow(self) -> None:
         self._resize(_next_size(len(self.words) * 8))
@@ -317,15 +344,13 @@ class _File:
         os.ftruncate(self._handle, nbytes)
         os.close(self._handle)
 
+    def abandon(self) -> None:
+        """Leave the file as it is: readable up to here."""
+        self._unmap()
+        os.close(self._handle)
+
     def _resize(self, nbytes: int) -> None:
-        try:
-            _reserve(self._handle, nbytes)
-        except OSError as error:
-            raise EvenloadError(
-                f"cannot make room for the ledger: {(error.strerror or str(error)).lower()}",
-                where=str(self._path),
-                fix="write it to a disk with more room",
-            ) from None
+        _reserve(self._handle, nbytes)
         self._unmap()
         self._map = mmap.mmap(self._handle, nbytes)
         self.words = memoryview(self._map).cast("q")
@@ -343,6 +368,12 @@ def _reserve(handle: int, nbytes: int) -> None:
         os.posix_fallocate(handle, 0, nbytes)
     else:
         os.ftruncate(handle, nbytes)
+
+
+def _enlarged(content: bytes | memoryview) -> memoryview:
+    new = bytearray(_next_size(len(content)) if content else FIRST_BYTES)
+    new[: len(content)] = content
+    return memoryview(new).cast("q")
 
 
 def _next_size(nbytes: int) -> int:

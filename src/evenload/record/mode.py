@@ -75,10 +75,10 @@ class LedgerMode(DispatchMode):
         """Run an operator and log it."""
         if types and self._wrapped(types):
             return NotImplemented  # the wrapper calls operators on what it holds, and those are seen
-        traits = self._known.get(func) or self._traits.add(func)
         kwargs = kwargs or _NOTHING
-        if self.paused:
+        if self.paused:  # nothing may be written: this may be a child of the recorded process
             return func(*args, **kwargs)
+        traits = self._known.get(func) or self._traits.add(func)
         if traits.passes:
             if traits.detach and graph_task() >= 0:
                 self._handed_over(args)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from evenload._version import __version__
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, Notice
 from evenload.ledger.ledger import Ledger, Mark, Metadata
 from evenload.ledger.log import Log
 from evenload.ledger.words import MarkKind
@@ -150,6 +150,12 @@ class Recorder:
     def ledger(self) -> Ledger:
         """What has been recorded so far."""
         return self._ledger or self._logged().ledger(self.core.storages.settle())
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What went wrong with the recording itself."""
+        problem = self._logged().problem
+        return () if problem is None else (problem,)
 
     def step(self) -> None:
         """Say that a training step has ended; without, steps end where an optimizer's do."""
