@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,12 +67,14 @@ class Stack(nn.Module):
 def toy(make: Callable[[], nn.Module] = Block, *, layers: int = 3, dtype: torch.dtype = torch.float32):
     """(model, a function that runs its forward and returns the loss)."""
     torch.manual_seed(0)
-    model = Stack(make, layers).to(dtype)
+    model = Stack(make, layers)
+    if dtype is not torch.float32:  # under fake tensors a module cannot be converted
+        model = model.to(dtype)
     x = torch.randn(2, 16, 8, dtype=dtype)
     return model, lambda: model(x)
 
 
-LLAMA = {
+SMALL = {
     "hidden_size": 64,
     "intermediate_size": 176,
     "num_attention_heads": 4,
@@ -80,13 +83,43 @@ LLAMA = {
     "vocab_size": 128,
     "use_cache": False,
 }
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+}
 
 
-def llama(*, dtype: torch.dtype = torch.float32, **changes: Any):
-    """(model, a function that runs its forward and returns the loss) of a small Llama."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def hugging_face(family: str, *, dtype: torch.dtype = torch.float32, **config: Any):
+    """(model, a function that runs its forward and returns the loss) of a small Hugging Face model."""
+    import transformers
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, **changes})).to(dtype)
+    made = getattr(transformers, f"{family}Config")(**{**SMALL, **config})
+    model = getattr(transformers, f"{family}ForCausalLM")(made)
+    if dtype is not torch.float32:
+        model = model.to(dtype)
     ids = torch.randint(0, 128, (2, 32))
     return model, lambda: model(input_ids=ids, labels=ids).loss
+
+
+llama = partial(hugging_face, "Llama")
+FAMILIES = {
+    "llama": llama,
+    "qwen3": partial(hugging_face, "Qwen3", head_dim=16),
+    "mixtral": partial(hugging_face, "Mixtral", **MIXTURE),
+    "mixtral with a loop over experts": partial(hugging_face, "Mixtral", experts_implementation="eager", **MIXTURE),
+    "deepseek v2": partial(hugging_face, "DeepseekV2", n_group=1, **LATENT),
+    "deepseek v3": partial(hugging_face, "DeepseekV3", n_group=2, **LATENT),
+    "gemma 2": partial(hugging_face, "Gemma2", head_dim=16),
+}

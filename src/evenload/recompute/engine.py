@@ -78,8 +78,7 @@ def _follow(state: LayerState, key: Key, plan: LayerPlan, call: Call) -> Any:
                 result = call.run()
         else:
             result = _run_watched(state.layer, frame, call)
-        if key in state.unproved:
-            frame.prove()
+        if key in state.unproved and frame.prove():
             state.unproved.discard(key)
         frame.finish()
     finally:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from evenload.recompute._torch_private import kind_of, version
+from evenload.recompute._torch_private import FakeTensor, kind_of, version
 from evenload.recompute.errors import changed_since
 from evenload.recompute.geometry import Ref, equal_bits, view
 from evenload.recompute.layer_plan import Drop, LayerPlan, Save
@@ -153,17 +153,24 @@ class Frame:
         """Note that this forward is not like the recorded one."""
         self.mismatch = self.mismatch or how
 
-    def prove(self) -> None:
-        """Compute what is to be dropped again, while it is still there: what comes out otherwise must stay."""
+    def prove(self) -> bool:
+        """Compute what is to be dropped again, while it is still there: what comes out otherwise must stay.
+
+        Returns:
+            Whether it was tried; fake tensors have no content.
+        """
         program, memory = self.plan.program, Memory()
         if self.mismatch is not None or any(call.collective for call in program.calls):
-            return
+            return True
+        if any(isinstance(dropped.inside[0], FakeTensor) for dropped, _ in self._dropped):
+            return False
         for dropped, save in self._dropped:
             if save.drop is not None and isinstance(dropped.inside, Kept):
                 again = _again(save.drop, program, self.cells, memory)
                 if not equal_bits(computed(again), dropped.inside.tensor):
                     self.differs(f"{save.label} comes out otherwise when it is computed again")
-                    return
+                    break
+        return True
 
     def finish(self) -> None:
         """Let go of what is dropped, if the layer did what it did when it was recorded."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import cast
 
@@ -71,26 +70,29 @@ def _members(path: str, container: torch.nn.Module) -> Iterator[Named]:
 
 def _only_container(module: torch.nn.Module) -> Named:
     """The outermost container of equal layers, with most of the parameters that lie in such containers."""
-    found = list(_containers("", module))
+    found = list(_containers("", module, least=2)) or list(_containers("", module, least=1))
     if not found:
         return "", module
     sizes = {path: sum(one.numel() for one in container.parameters()) for path, container in found}
     path, container = max(found, key=lambda one: sizes[one[0]])
-    if 2 * sizes[path] < sum(sizes.values()) or (len(found) > 1 and 2 * sizes[path] == sum(sizes.values())):
+    if len(found) > 1 and 2 * sizes[path] <= sum(sizes.values()):
         names = ", ".join(repr(one) for one, _ in found)
         raise EvenloadError(
             f"several modules hold repeated layers: {names}",
             where="$.layers",
-            fix=f"name the one that is meant: layers={path!r}, or all of them in order",
+            fix=f"name the one that is meant: layers={path!r}, or a list of those that are, in order",
         )
     return path, container
 
 
-def _containers(path: str, module: torch.nn.Module) -> Iterator[Named]:
+def _containers(path: str, module: torch.nn.Module, least: int) -> Iterator[Named]:
+    """Containers of at least so many layers, all of one class and with modules of their own."""
     if _is_container(module):
-        kinds = Counter(type(child) for child in module.children() if next(child.children(), None) is not None)
-        if kinds and max(kinds.values()) == len(list(module.children())) > 1:
+        children = list(module.children())
+        kinds = {type(child) for child in children}
+        same = len(kinds) == 1 and not _is_container(children[0]) and next(children[0].children(), None) is not None
+        if len(children) >= least and same:
             yield path, module
             return
     for name, child in module.named_children():
-        yield from _containers(f"{path}.{name}" if path else name, child)
+        yield from _containers(f"{path}.{name}" if path else name, child, least)

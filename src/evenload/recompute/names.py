@@ -36,7 +36,7 @@ class CallNames(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name: str = getattr(func, "__name__", "")
+        name: str = getattr(func, "__name__", "").partition(".")[0]  # `silu` of the overload `silu.default`
         if name in _READS:
             self.read_data = True
         self._stack.append(name)

@@ -1,0 +1,378 @@
+"""A plan is followed only by forwards that do what the recorded one did: any other is recorded, or keeps everything."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+
+import pytest
+import torch
+from tests.recompute import blocks
+from tests.recompute.measuring import allocated, gradients, same
+from tests.recompute.models import DEFAULT, FAMILIES, toy
+from torch import nn
+from torch.nn import functional
+
+from evenload.recompute import apply
+
+torch.set_num_threads(1)
+
+EVERYTHING = (".*", r".*\..*")
+
+
+def backward(model, forward, seed: int = 3):
+    model.zero_grad()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    forward().backward()
+    return gradients(model)
+
+
+def follows(model, forward, changes, patterns=EVERYTHING):
+    """Train with each change in turn, with and without recomputation, and compare. Returns how layers were served."""
+    expected = []
+    for change in changes:
+        change()
+        expected.append(backward(model, forward))
+    with apply(model, select=patterns) as handle:
+        for change, one in zip(changes, expected, strict=True):
+            change()
+            assert same(backward(model, forward), one)
+        return handle._states[0].served
+
+
+def test_other_shapes_are_recorded_each_once():
+    model, _ = toy()
+    inputs = [torch.randn(2, length, 8) for length in (16, 8, 16, 8, 16)]
+    current = []
+
+    def forward():
+        return model(current[-1])
+
+    changes = [lambda x=x: current.append(x) for x in inputs]
+    served = follows(model, forward, changes)
+    assert served == {"recorded": 2, "hooks": 3}
+
+
+def test_many_shapes_do_not_fill_the_memory_with_plans():
+    model, _ = toy(layers=1)
+    with apply(model, select=DEFAULT) as handle:
+        for length in range(1, 30):
+            model(torch.randn(1, length, 8)).backward()
+        assert len(handle._states[0].plans) == 16
+
+
+def test_training_and_evaluation_are_different_forwards():
+    model, forward = toy(blocks.Dropout)
+    follows(model, forward, [model.train, model.eval, model.train, model.eval, model.train])
+
+
+def test_frozen_and_trainable_parameters_are_different_forwards():
+    model, forward = toy()
+
+    def freeze(flag):
+        for layer in model.layers:
+            layer.mlp.gate_proj.weight.requires_grad_(flag)
+
+    follows(model, forward, [lambda: freeze(True), lambda: freeze(False), lambda: freeze(True), lambda: freeze(False)])
+
+
+def test_an_input_with_and_without_gradient_are_different_forwards():
+    model, forward = toy()
+    kinds = [True, False, True, False]
+    follows(model, forward, [lambda flag=flag: model.first.requires_grad_(flag) for flag in kinds])
+
+
+def test_autocast_is_a_different_forward():
+    model, plain = toy()
+    on = [False]
+
+    def forward():
+        with torch.autocast("cpu", torch.bfloat16, enabled=on[0]):
+            return plain()
+
+    follows(model, forward, [lambda flag=flag: on.__setitem__(0, flag) for flag in (False, True, False, True)])
+
+
+class Scaled(blocks.Ends):
+    """Everything that a layer can hold and that changes what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.table, self.function = 2.0, {"power": [2]}, functional.silu
+        self.settings = type("Settings", (), {})()
+        self.settings.shift = 1.0
+        self.act = nn.Tanh()
+
+    def middle(self, y):
+        y = self.act(self.function(y * self.scale) + self.settings.shift)
+        return y ** self.table["power"][0] * y
+
+
+@pytest.mark.parametrize("what", ["scale", "shift", "power", "function", "module"])
+def test_what_a_layer_holds_is_looked_at(what):
+    model, forward = toy(Scaled)
+
+    def change(first):
+        for layer in model.layers:
+            if what == "scale":
+                layer.scale = 2.0 if first else 3.0
+            elif what == "shift":
+                layer.settings.shift = 1.0 if first else 5.0
+            elif what == "power":
+                layer.table["power"][0] = 2 if first else 3
+            elif what == "function":
+                layer.function = functional.silu if first else functional.mish
+            else:
+                layer.act = nn.Tanh() if first else nn.Sigmoid()
+
+    kinds = [True, False, True, False]
+    served = follows(model, forward, [lambda kind=kind: change(kind) for kind in kinds])
+    assert not served["kept"]
+
+
+def test_layers_with_other_constants_have_other_plans():
+    model, forward = toy(Scaled)
+    for number, layer in enumerate(model.layers):
+        layer.scale = 1.0 + number
+    follows(model, forward, [lambda: None] * 3)
+
+
+FACTOR = 2
+
+
+def test_another_number_of_saved_tensors_keeps_everything_and_is_recorded_next_time(monkeypatch):
+    class Loops(blocks.Ends):
+        def middle(self, y):
+            for _ in range(FACTOR):  # a global name, which nothing watches
+                y = functional.silu(y) * y
+            return y
+
+    model, forward = toy(Loops)
+
+    def factor(value):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+
+    served = follows(model, forward, [lambda value=value: factor(value) for value in (2, 2, 3, 3, 3, 1, 1)])
+    assert served == {"recorded": 3, "hooks": 2, "kept": 2}
+
+
+@pytest.mark.parametrize("make", [toy, FAMILIES["llama"]])
+def test_a_forward_that_keeps_everything_keeps_no_more_than_without_recomputation(make, monkeypatch):
+    model, forward = make()
+    plain = allocated(forward)[0]
+    with apply(model, select=EVERYTHING) as handle:
+        forward()
+        for state in handle._states:
+            for key, plan in state.plans.items():
+                state.plans[key] = type(plan)(**{**vars(plan), "saves": plan.saves[:-1] + plan.saves[-1:] * 2})
+        assert allocated(forward)[0] == plain
+        assert all(state.why_kept for state in handle._states)
+        assert allocated(forward)[0] < plain
+
+
+@pytest.mark.parametrize("signs", [(1, -1, 1, -1, -1, 1), (1, 1, 1, -1)])
+def test_code_that_depends_on_data_is_followed_only_as_long_as_it_goes_the_same_way(signs):
+    model, _ = toy(blocks.Branch)
+    x = torch.randn(2, 16, 8)
+    current = []
+
+    def forward():
+        return model(current[-1])
+
+    def turn(sign):
+        current.append(sign * x)
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.a.bias.fill_(float(4 * sign))
+
+    served = follows(model, forward, [lambda sign=sign: turn(sign) for sign in signs])
+    assert served["mode"] + served["recorded"] + served["kept"] == len(signs)
+    assert not served["hooks"]
+
+
+@pytest.mark.parametrize("way", ["item", "list"])
+def test_a_number_taken_from_a_tensor_is_code_that_depends_on_data(way):
+    class Takes(blocks.Ends):
+        def middle(self, y):
+            y = functional.silu(y)
+            largest = y.detach().abs().max()
+            factor = largest.item() if way == "item" else largest.reshape(1).tolist()[0]
+            return (y * factor).exp() * y
+
+    model, _ = toy(Takes, layers=1)
+    current = []
+    changes = [lambda x=x: current.append(x) for x in torch.randn(4, 2, 16, 8)]
+    served = follows(model, lambda: model(current[-1]), changes)
+    assert not served["hooks"]
+
+
+def test_what_comes_before_code_that_depends_on_data_is_followed_by_hooks():
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.then = blocks.LayerNorm(), nn.Linear(32, 32)
+
+        def forward(self, x):
+            x = self.first(x)
+            for row in range(int(x.detach().sum().item() > 0) + 1):
+                x = x + self.then(x) * row
+            return x
+
+    model, _ = toy(Late)
+    inputs = [torch.randn(2, 16, 8) * sign for sign in (1, -1, 1, 1, -1)]
+    current = []
+    changes = [lambda x=x: current.append(x) for x in inputs]
+    served = follows(model, lambda: model(current[-1]), changes, patterns=[r"first\..*"])
+    assert served == {"recorded": 1, "hooks": 4}
+
+
+def test_experts_that_get_other_tokens_every_time():
+    model, _ = FAMILIES["mixtral with a loop over experts"]()
+    current = []
+    generator = torch.Generator().manual_seed(5)
+    inputs = [torch.randint(0, 128, (2, 32), generator=generator) for _ in range(4)]
+    changes = [lambda ids=ids: current.append(ids) for ids in inputs]
+
+    def forward():
+        return model(input_ids=current[-1], labels=current[-1]).loss
+
+    served = follows(model, forward, changes, patterns=[".*"])
+    assert served["recorded"] >= 2
+    model, _ = FAMILIES["mixtral with a loop over experts"]()
+    served = follows(model, forward, changes, patterns=["self_attn", "input_layernorm"])
+    assert served == {"recorded": 1, "hooks": 3}
+
+
+def test_an_operator_that_gives_something_else_the_second_time_is_left_alone():
+    from torch.library import custom_op
+
+    calls = []
+
+    @custom_op("evenload_tests::counting", mutates_args=())
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x * len(calls)
+
+    counting.register_autograd(lambda ctx, grad: grad * 2)
+
+    class Counts(blocks.Ends):
+        def middle(self, y):
+            z = functional.silu(y)
+            return counting(z).sin().cos() * z
+
+    model, forward = toy(Counts, layers=1)
+    expected = []
+    for _ in range(3):
+        calls.clear()
+        expected.append(backward(model, forward))
+    with apply(model, select=["silu", "sin", "cos", "counting"]) as handle:
+        for one in expected:
+            calls.clear()
+            assert same(backward(model, forward), one)
+        dropped = handle._states[0].last.decision.dropped
+        assert "silu" in dropped
+        assert "cos" in dropped
+        assert not any("counting" in name for name in dropped)
+
+
+def test_a_copy_of_the_model_is_recomputed_with_its_own_weights():
+    model, forward = toy()
+    with apply(model, select=EVERYTHING):
+        forward().backward()
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(1.5)
+        x = torch.randn(2, 16, 8)
+        found = backward(other, lambda: other(x))
+        assert "forward" in other.layers[0].__dict__
+    for layer in other.layers:
+        del layer.__dict__["forward"]
+    assert same(backward(other, lambda: other(x)), found)
+
+
+def test_a_model_can_be_saved_whole_and_its_weights_are_named_as_before():
+    model, forward = toy()
+    names, kinds = list(model.state_dict()), [type(one) for one in model.modules()]
+    with apply(model, select=EVERYTHING):
+        forward().backward()
+        assert list(model.state_dict()) == names
+        assert [type(one) for one in model.modules()] == kinds
+        assert [name for name, _ in model.named_modules()] == [name for name, _ in toy()[0].named_modules()]
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        loaded = pickle.loads(pickle.dumps(model))
+    x = torch.randn(2, 16, 8)
+    assert torch.equal(loaded(x), model(x))
+    stored.seek(0)
+    assert torch.equal(torch.load(stored, weights_only=False)(x), model(x))
+
+
+def test_weights_may_be_replaced_and_moved_between_steps():
+    model, forward = toy()
+    x = torch.randn(2, 16, 8, dtype=torch.float64)
+    with apply(model, select=EVERYTHING):
+        forward().backward()
+        forward().backward()
+        model.double()
+        found = backward(model, lambda: model(x))
+        found = backward(model, lambda: model(x))
+        state = {name: one * 2 for name, one in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        assigned = backward(model, lambda: model(x))
+    model.load_state_dict({name: one / 2 for name, one in state.items()}, assign=True)
+    assert same(backward(model, lambda: model(x)), found)
+    model.load_state_dict(state, assign=True)
+    assert same(backward(model, lambda: model(x)), assigned)
+
+
+def test_arguments_that_share_memory_are_not_taken_for_others():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(32, 32)
+
+        def forward(self, x, other):
+            return x + self.a(functional.silu(x * other)) * other
+
+    class Outer(nn.Module):
+        shared = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.layers = nn.Linear(8, 32), nn.ModuleList([Two(), Two()])
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(x, x if self.shared else x * 0.5)
+            return x.square().mean()
+
+    torch.manual_seed(0)
+    model, x = Outer(), torch.randn(2, 16, 8)
+    follows(model, lambda: model(x), [lambda flag=flag: setattr(model, "shared", flag) for flag in (1, 0, 1, 0)])
+
+
+def test_micro_batches_that_are_slices_of_one_tensor():
+    model, _ = toy()
+    batch = torch.randn(6, 16, 8)
+    current = []
+    changes = [lambda x=x: current.append(x) for x in batch.chunk(3)]
+    assert follows(model, lambda: model(current[-1]), changes) == {"recorded": 1, "hooks": 2}
+
+
+def test_hidden_states_that_are_slices_of_one_tensor():
+    model, _ = toy(layers=1)
+    layer = model.layers[0]
+    with torch.no_grad():
+        whole = model.first(torch.randn(6, 16, 8))
+    current = []
+
+    def forward():
+        return layer((current[-1] * 1).requires_grad_()).square().mean() + layer(current[-1]).square().mean()
+
+    changes = [lambda x=x: current.append(x) for x in (*whole.chunk(3), *whole.chunk(3))]
+    follows(model, forward, changes)
