@@ -143,7 +143,7 @@ def test_what_only_the_collector_freed_is_a_cycle():
         (Hold.RETAINED, "history[3] -> Tensor", LeakClass.RETAINED, "drop it when the step ends"),
         (Hold.RETAINED, "total -> grad_fn AddBackward0 -> SinBackward0.self", LeakClass.RETAINED, ".item()"),
         (Hold.RETAINED, "errors[2] -> ValueError.__traceback__ -> x", LeakClass.RETAINED, "text of the exception"),
-        (Hold.CYCLE, "FBackward.kept -> Tensor -> grad_fn FBackward", LeakClass.CYCLE, "save_for_backward"),
+        (Hold.CYCLE, "FBackward.kept -> grad_fn FBackward (a cycle)", LeakClass.CYCLE, "save_for_backward"),
         (Hold.UNREACHABLE, "nothing that Python can reach", LeakClass.UNCOLLECTABLE, "detached"),
     ],
 )

@@ -152,7 +152,7 @@ def _inside(ledger: Ledger, boundaries: NDArray[np.int64]) -> Iterator[Unrelease
         key = _root(owner) if owner is not None else f"row {group[0]}"
         suspects[key].append(staying)
         if owner is not None:
-            named.setdefault(key, owner)
+            named[key] = min(owner, named.get(key, owner), key=lambda one: len(one.chain))
     for key, parts in suspects.items():
         one = _unreleased(ledger, np.concatenate(parts), born, steps, named.get(key))
         if one.per_step is None or one.per_step >= SLOWEST:
@@ -203,18 +203,19 @@ def _repeats(ledger: Ledger, staying: NDArray[np.int64]) -> bool:
     lasting = (rows.roles[staying] & (Role.PARAMETER | Role.OPTIMIZER).value) == 0
     lasting &= telling  # tensors that a program loads and keeps without more are its data
     span = rows.allocated[staying]
-    begin, end = int(span.min()), int(span.max())
+    begin, end, last = int(span.min()), int(span.max()), int(rows.allocated.max())
     return bool(
         lasting.all()
         and len(staying) >= (1 - _TAKEN_BACK) * int(origin.sum())
-        and end - begin >= 0.5 * ledger.end
-        and end >= 0.7 * ledger.end
+        and end - begin >= 0.5 * last
+        and end >= 0.7 * last
     )
 
 
 def _root(owner: Owner) -> str:
-    """The variable or object at the beginning of a chain, whatever the position in its containers."""
-    return re.sub(r"\[[^\]]*\]", "[]", owner.chain.split(" -> ")[0])
+    """The variable or the cycle at the beginning of a chain, whatever the position in its containers."""
+    cycle, found, _ = owner.chain.partition(" (a cycle)")
+    return re.sub(r"\[[^\]]*\]", "[]", cycle if found else owner.chain.split(" -> ")[0])
 
 
 def _unreleased(
@@ -264,7 +265,7 @@ def _fix(leak: LeakClass, owner: Owner | None, *, view: bool) -> str:
     if view:
         return "keep a copy of the part (.clone()): a view keeps the whole storage alive"
     if leak is LeakClass.CYCLE:
-        if "Backward" in chain:
+        if re.search(r"Backward\.(?!saved_|variable)", chain):
             return "keep tensors with ctx.save_for_backward instead of attributes of ctx"
         return "break the cycle (weakref, or set the attribute to None), or collect every so often: PeriodicGC"
     if leak is LeakClass.RETAINED:

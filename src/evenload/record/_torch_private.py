@@ -7,11 +7,11 @@ it, where a storage lies. When a name is gone, the error says so and names the v
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
 from importlib import import_module
 from operator import attrgetter, methodcaller
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -83,6 +83,8 @@ use_count: Final[Callable[[torch.Tensor], int]] = methodcaller("_use_count")
 """References that C++ holds to a tensor, the one for its Python object included."""
 address: Final[Callable[[torch.UntypedStorage], int]] = attrgetter("_cdata")
 """What tells a storage from every other living one."""
+body: Final[Callable[[torch.Tensor], int]] = attrgetter("_cdata")
+"""What tells a tensor from every other living one, whatever Python object stands for it."""
 
 
 def propagator() -> type[Any] | None:
@@ -132,3 +134,30 @@ def foreach_tables() -> tuple[tuple[Any, ...], str, tuple[list[Any], ...]]:
             if not hasattr(module, needed):
                 raise _missing(f"{module.__name__}.{needed}".removeprefix("torch."))
     return (utils, optimizers), name, (getattr(utils, kinds), getattr(optimizers, kinds))
+
+
+@lru_cache(maxsize=1024)
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def saved(node: Any) -> Iterator[tuple[str, Any]]:
+    """Name and content of everything that a node of the backward graph saved, as it is: no hook unpacks it."""
+    if (variable := getattr(node, "variable", None)) is not None:  # a leaf, in the node that adds to its gradient
+        yield "variable", variable
+    for name in _saved_names(cast("type[object]", type(node))):
+        try:
+            found = getattr(node, name)
+        except RuntimeError:  # backward has freed it
+            continue
+        several = isinstance(found, tuple | list)
+        for one in cast("tuple[Any, ...]", found) if several else (found,):
+            if one is not None and (data := _data(one)) is not None:
+                yield name.removeprefix("_raw_"), data
+
+
+def _data(saved_tensor: Any) -> Any:
+    try:
+        return saved_tensor.data
+    except RuntimeError:
+        return None

@@ -21,6 +21,7 @@ from evenload.ledger.log import Log
 from evenload.ledger.words import MarkKind
 from evenload.record.core import Core
 from evenload.record.holders import held_parts
+from evenload.record.unreleased import Collections, note_unreleased
 
 
 def record(
@@ -128,6 +129,8 @@ class Recorder:
         self.core.begin(self._model, self._optimizer)
         _RUNNING.add(self)
         self._running = True
+        self._collections = Collections(self.core.storages)
+        self._collections.watch()
         return self
 
     def __exit__(
@@ -142,6 +145,8 @@ class Recorder:
             self.ended_by(error)
         self.core.steps.host()
         storages.note_parts(held_parts())
+        note_unreleased(log, storages, self.core.steps.begins)
+        self._collections.leave()
         log.close(storages.settle())
         self._ledger = log.ledger(storages.clock)
         storages.stop()
@@ -191,6 +196,7 @@ class Recorder:
         """Stop without a trace, in a child of the process: the file belongs to the parent."""
         if self._running:
             self._running = False
+            self._collections.leave()
             self.core.mode.paused += 1
             self.core.hooks.remove()
 

@@ -29,6 +29,8 @@ class Steps:
         """The step that is running; -1: none yet."""
         self.told = False
         """Whether the script says where steps end."""
+        self.begins: list[int] = []
+        """Index at which every step began."""
         self._host = host
         self._log = log
         self._phases = phases
@@ -82,6 +84,7 @@ class Steps:
         self._phases.begin_step()
         self._storages.late = self.number > 0
         index = self._storages.settle()
+        self.begins.append(index)
         self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
 
 

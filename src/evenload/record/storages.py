@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ _LASTING: Final = Role.PARAMETER | Role.GRADIENT | Role.OPTIMIZER | Role.COLLECT
 class Entry(weakref.ref[torch.UntypedStorage]):
     """A living storage."""
 
-    __slots__ = ("key", "nbytes", "outside", "parts", "position")
+    __slots__ = ("collected", "key", "nbytes", "outside", "parts", "position")
 
     key: int
     nbytes: int
@@ -49,6 +50,8 @@ class Entry(weakref.ref[torch.UntypedStorage]):
     """Made outside the phases, and not read by forward yet."""
     parts: dict[int, int] | None
     """Offset -> bytes of the parts that backward read; `_WHOLE`; None: nothing yet."""
+    collected: bool
+    """Freed by Python's garbage collector."""
 
 
 class Storages:
@@ -99,6 +102,23 @@ class Storages:
             elif self._emptied.get(entry.key) is entry:
                 del self._emptied[entry.key]
         return self.clock
+
+    @property
+    def queued(self) -> int:
+        """Storages that are gone and whose free has not been logged yet."""
+        return len(self._gone)
+
+    def collected(self, since: int) -> int:
+        """Say that the garbage collector freed what has gone since that many were `queued`; returns the bytes."""
+        entries = list(islice(self._gone, since, None))
+        for entry in entries:
+            entry.collected = True
+        return sum(entry.nbytes for entry in entries)
+
+    def living(self) -> list[Entry]:
+        """Storages with memory."""
+        self.settle()
+        return list(self._live.values())
 
     def stop(self) -> None:
         """Follow nothing any more."""
@@ -321,12 +341,15 @@ class Storages:
     def _enter(self, storage: torch.UntypedStorage, key: int) -> Entry:
         entry = Entry(storage, self._gone.append)
         entry.key, entry.nbytes, entry.position, entry.outside, entry.parts = key, storage.nbytes(), -1, True, None
+        entry.collected = False
         (self._live if entry.nbytes else self._emptied)[key] = entry
         return entry
 
     def _free(self, entry: Entry) -> None:
         self._log.words[entry.position + FREED] = self.clock
         self.clock += 1
+        if entry.collected:
+            self._log.words[entry.position + SOURCE_AND_ROLES] |= Role.COLLECTED.value << UPPER
         if entry.parts and (read := sum(entry.parts.values())) < entry.nbytes:
             self._log.reach(entry.position, read)
 

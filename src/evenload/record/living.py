@@ -1,0 +1,47 @@
+"""All storages that are alive, those included that only a backward graph holds."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from evenload.record._torch_private import address, saved
+
+
+def living_storages() -> dict[int, int]:
+    """Address and bytes of every storage that a Python tensor, or a backward graph behind one, refers to."""
+    storages: dict[int, int] = {}
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    for tensor in tensors:
+        _add(storages, tensor)
+    for node in graph_nodes([tensor.grad_fn for tensor in tensors]):
+        for _, data in saved(node):
+            if isinstance(data, torch.Tensor):
+                _add(storages, data)
+    return storages
+
+
+def graph_nodes(roots: list[Any]) -> Iterator[Any]:
+    """Every node of the backward graphs below some nodes, once."""
+    known: dict[int, Any] = {}
+    pending = deque(roots)
+    while pending:
+        node = pending.popleft()
+        if node is not None and id(node) not in known:
+            known[id(node)] = node
+            pending.extend(following for following, _ in node.next_functions)
+            yield node
+
+
+def _add(storages: dict[int, int], tensor: torch.Tensor) -> None:
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse, opaque, or without a storage
+        return
+    storages[address(storage)] = storage.nbytes()
+    if tensor.is_leaf and tensor.grad is not None and tensor.grad is not tensor:
+        _add(storages, tensor.grad)
