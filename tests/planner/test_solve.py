@@ -16,7 +16,7 @@ REACHED = {
     "hetero_moe61": 16851.0,
     "small12_s4": 1238.0,
 }
-LITTLE = Effort(actions=3e5, batches=20, entries=3e5, rounds=2)
+LITTLE = Effort(actions=3e5, batches=20, entries=3e5, relaxation=3e5, rounds=2)
 
 
 def check(result, profile):

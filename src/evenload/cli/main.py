@@ -18,6 +18,7 @@ from evenload.errors import WRONG_INPUT, EvenloadError
 VERBS: Final[dict[str, str]] = {
     "check": "evenload.cli.check:check",
     "estimate": "evenload.cli.estimate:run",
+    "plan": "evenload.cli.plan:run",
     "names": "evenload.cli.names:run",
     "simulate": "evenload.cli.simulate:run",
     "report": "evenload.cli.report:run",

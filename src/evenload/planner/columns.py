@@ -77,6 +77,11 @@ class Columns:
         """Chunk of every count."""
         return np.array([column.chunk for column in self.counts], dtype=np.int64)
 
+    @cached_property
+    def kind(self) -> Ints:
+        """Kind of every count."""
+        return np.array([self.groups[column.group].kind for column in self.counts], dtype=np.int64)
+
     @property
     def switches(self) -> int:
         """Number of 0/1 columns."""

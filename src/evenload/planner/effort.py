@@ -21,8 +21,10 @@ class Effort:
     """Most batches of neighbours, however short the schedule."""
     entries: float
     """Branch and bound nodes of the solver over all its runs, times the entries of its matrix."""
+    relaxation: float
+    """Runs of the solver without whole numbers, times the entries of its matrix."""
     rounds: int
-    """Runs of the solver."""
+    """Runs of the solver with whole numbers."""
 
     def batches_for(self, actions: int) -> int:
         """Batches of neighbours that the budget pays for when a plan has so many actions."""
@@ -31,9 +33,9 @@ class Effort:
 
 EFFORTS: Final[Mapping[str, Effort]] = MappingProxyType(
     {
-        "quick": Effort(actions=5e6, batches=200, entries=3e6, rounds=10),
-        "normal": Effort(actions=1e8, batches=4000, entries=3e7, rounds=30),
-        "thorough": Effort(actions=1e9, batches=20000, entries=6e8, rounds=200),
+        "quick": Effort(actions=5e6, batches=200, entries=3e6, relaxation=1e7, rounds=10),
+        "normal": Effort(actions=1e8, batches=4000, entries=3e7, relaxation=4e7, rounds=30),
+        "thorough": Effort(actions=1e9, batches=20000, entries=6e8, relaxation=1e9, rounds=200),
     }
 )
 """Budgets by name."""

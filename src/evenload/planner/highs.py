@@ -52,8 +52,8 @@ class Solver:
     Work is limited by nodes, never by time, on one thread: the same input gives the same answer.
     """
 
-    def __init__(self, upper: Sequence[float], *, integers: Sequence[int], objective: int, seed: int) -> None:
-        """Columns 0 <= x <= upper; `integers` are whole when `run(whole=True)`; minimizes the column `objective`."""
+    def __init__(self, upper: Sequence[float], *, integers: Sequence[int] = (), seed: int) -> None:
+        """Columns 0 <= x <= upper; `integers` are whole when `run(whole=True)`."""
         self._highs: Any = _Quiet()
         self._stop = threading.Event()
         self._integers = np.array(integers, dtype=np.int32)
@@ -67,7 +67,6 @@ class Solver:
         ):
             self._highs.setOptionValue(option, value)
         self._highs.addVars(len(upper), np.zeros(len(upper)), np.array(upper, dtype=np.float64))
-        self._highs.changeColCost(objective, 1.0)
         self._highs.cbMipInterrupt += self._interrupt
         self._highs.cbSimplexInterrupt += self._interrupt
 
@@ -89,7 +88,21 @@ class Solver:
     @property
     def entries(self) -> int:
         """Rows times columns."""
-        return int(self._highs.getNumRow()) * self._columns
+        return self.rows * self._columns
+
+    @property
+    def rows(self) -> int:
+        """Number of constraints."""
+        return int(self._highs.getNumRow())
+
+    def price(self, costs: Floats) -> None:
+        """What is minimized: costs @ columns."""
+        self._highs.changeColsCost(self._columns, np.arange(self._columns, dtype=np.int32), costs)
+
+    def bound_rows(self, first: int, lower: Floats, upper: Floats) -> None:
+        """Give constraints, from the number `first` on, other bounds."""
+        rows = np.arange(first, first + len(lower), dtype=np.int32)
+        self._highs.changeRowsBounds(len(rows), rows, lower, upper)
 
     def limit(self, column: int, upper: float) -> None:
         """Give a column another upper bound."""

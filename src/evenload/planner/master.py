@@ -14,12 +14,17 @@ import numpy as np
 from evenload.planner.columns import Columns
 from evenload.planner.costs import Floats, Ints
 from evenload.planner.highs import INFINITY, Outcome, Row, Solver
+from evenload.planner.hulls import HalfSpace
 from evenload.planner.problem import Problem
 from evenload.planner.rows import layer_rows, memory_rows, order_rows
 from evenload.simulate.graph import CriticalPath
 
 SCALE: Final = 1e4
 """Step time and memory limit as the solver sees them: its tolerances are absolute."""
+
+
+SLACK: Final = 1e-6
+"""Excess over a memory constraint, on that scale, that is rounding."""
 
 
 class Master:
@@ -41,11 +46,13 @@ class Master:
         self._solver = Solver(
             [*(columns.groups[column.group].layers for column in columns.counts), *([1] * columns.switches), INFINITY],
             integers=range(columns.step),
-            objective=columns.step,
             seed=seed,
         )
-        rows = [*layer_rows(columns), *order_rows(columns), *memory_rows(columns, scale=SCALE / problem.limit)]
-        self._solver.add(rows)
+        self._solver.price(np.eye(columns.step + 1)[columns.step])
+        self._solver.add([*layer_rows(columns), *order_rows(columns)])
+        self._memory = list(memory_rows(columns, scale=SCALE / problem.limit))
+        self._totals: int | None = None
+        self._held: set[tuple[int, int]] = set()
 
     def add(self, path: CriticalPath) -> None:
         """The step takes at least as long as this path."""
@@ -66,10 +73,61 @@ class Master:
             ]
         )
 
+    def refine(self, values: Floats) -> bool:
+        """Add the memory constraint of every rank that a solution breaks most; false where it keeps all of them."""
+        new: list[tuple[int, int]] = []
+        for stage, rows in enumerate(self._memory):
+            excess = rows.excess(values)
+            worst = int(excess.argmax())
+            if excess[worst] > SLACK and (stage, worst) not in self._held:
+                new.append((stage, worst))
+        self._solver.add([self._memory[stage].row(moment) for stage, moment in new])
+        self._held.update(new)
+        return bool(new)
+
     @property
     def entries(self) -> int:
         """Size of the program: rows times columns."""
         return self._solver.entries
+
+    def totals(self, values: Floats) -> Floats:
+        """Layers of every rank, then of every chunk in layer order, in a solution."""
+        problem, chunk = self.problem, self._columns.chunk
+        counts = values[: len(chunk)]
+        found = np.zeros(problem.pp + problem.chunks)
+        np.add.at(found, chunk % problem.pp, counts)
+        np.add.at(found, problem.pp + chunk, counts)
+        return found
+
+    def bound_totals(self, lower: Floats, upper: Floats) -> None:
+        """Allow only solutions whose `totals` are within bounds."""
+        if self._totals is None:
+            self._totals = self._solver.rows
+            pp, chunk = self.problem.pp, self._columns.chunk
+            groups = [np.flatnonzero(chunk % pp == stage) for stage in range(pp)]
+            groups += [np.array(columns) for columns in self._columns.of_chunk]
+            self._solver.add([Row(columns=group.tolist(), coefficients=[1.0] * len(group)) for group in groups])
+        self._solver.bound_rows(self._totals, lower, upper)
+
+    def point(self, stage: int, values: Floats) -> tuple[Floats, Floats]:
+        """Layers [chunk, kind] and backward times [chunk] of a rank in a solution."""
+        columns, problem = self._columns, self.problem
+        counts = np.zeros((problem.chunks, len(problem.costs)))
+        np.add.at(counts, (columns.chunk, columns.kind), values[: len(columns.chunk)])
+        return counts[stage :: problem.pp], self.durations(values)[1][:, stage]
+
+    def cut(self, stage: int, half: HalfSpace) -> None:
+        """Keep a rank on one side of a half-space."""
+        columns, problem = self._columns, self.problem
+        mine = np.flatnonzero(columns.chunk % problem.pp == stage)
+        row = columns.chunk[mine] // problem.pp
+        weights = half.weights[row] * self._backward[mine] + half.layers[row, columns.kind[mine]]
+        fixed = half.weights[0] * problem.before.backward if stage == 0 else 0.0
+        fixed += half.weights[-1] * problem.after.backward if stage == problem.pp - 1 else 0.0
+        scale = SCALE / max(float(np.abs(weights).max()), 1e-300) / 100
+        self._solver.add(
+            [Row(columns=mine.tolist(), coefficients=(weights * scale).tolist(), lower=(half.least - fixed) * scale)]
+        )
 
     def below(self, step_time: float) -> None:
         """Look for plans that are quicker than this only."""

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from evenload.errors import ANSWER_NO, EvenloadError
+from evenload.errors import EvenloadError
 from evenload.plan.layout import Layout, Table
 from evenload.plan.plan import Plan
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, Policy
-from evenload.planner.costs import BOTH, COMM, FULL, SELECT, EndCosts, Ints, KindCosts, choice_policies, kind_costs
+from evenload.planner.costs import (
+    BOTH,
+    CHOICES,
+    COMM,
+    FULL,
+    SELECT,
+    EndCosts,
+    Ints,
+    KindCosts,
+    choice_policies,
+    kind_costs,
+)
 from evenload.profile.profile import Profile
 from evenload.setup import Setup
 from evenload.simulate.graph import ActionGraph
@@ -38,6 +49,8 @@ class Problem:
     """Patterns behind the choice `select`."""
     comm: tuple[str, ...] = DEFAULT_COMM
     """Patterns behind the choice `comm`."""
+    switches: Policy = field(default_factory=Policy)
+    """Whose switches for the whole run a plan takes over (`mp_comm` and its like)."""
 
     def __post_init__(self) -> None:
         if not _is_size(self.limit):
@@ -138,12 +151,20 @@ class Problem:
             full=full,
             select=dict.fromkeys(self.select, select) if select - full else {},
             comm=dict.fromkeys(self.comm, comm) if comm - full else {},
+            optimizer_comm=self.switches.optimizer_comm,
+            mp_comm=self.switches.mp_comm,
+            slice_activation=self.switches.slice_activation,
         )
         return Plan(setup=self.setup, layout=Layout(self.table(counts)), policy=policy)
 
-    def nothing_fits(self, fact: str, fix: str | None = None) -> EvenloadError:
-        """The answer "no"."""
-        return EvenloadError(fact, where="$.memory", fix=fix, exit_code=ANSWER_NO)
+    def choices(self, plan: Plan) -> Ints:
+        """[chunk in layer order, choice]: layers of a plan under each of `CHOICES`."""
+        index = {choice: number for number, choice in enumerate(CHOICES)}
+        found = np.zeros((self.chunks, len(CHOICES)), dtype=np.int64)
+        for chunk, stage, layers in plan.layout.chunks():
+            for layer in layers:
+                found[chunk * self.pp + stage, index[plan.for_layer(layer).choice]] += 1
+        return found
 
 
 def _is_size(value: object) -> bool:

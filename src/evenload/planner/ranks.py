@@ -14,7 +14,8 @@ from evenload.planner.pareto import lowest_by, nondominated
 from evenload.planner.problem import Problem
 
 WIDEST: Final = 20_000
-"""Combinations of the chunks so far that are looked at together; beyond it the most promising are kept."""
+"""Combinations of the chunks so far, times chunks squared, that are looked at together; beyond it the most promising
+are kept."""
 LONGEST: Final = 64
 """Combinations listed for one rank."""
 
@@ -34,6 +35,8 @@ class RankOptions:
     """[combination]: highest memory of the rank, `outside` not included."""
     counts: Ints
     """[combination, chunk, choice]: layers under each choice."""
+    complete: bool = True
+    """No combination that could be of use was left out."""
 
     def __len__(self) -> int:
         return len(self.peak)
@@ -67,6 +70,22 @@ class Ranks:
     def of_rank(self, stage: int, contents: Sequence[Content]) -> tuple[Content, ...]:
         """The contents that one rank holds."""
         return tuple(contents[stage :: self.problem.pp])
+
+    def distinct(self, chunk: int, layers: int) -> tuple[Content, ...]:
+        """The different contents that a chunk with so many layers can have."""
+        last = len(self._kinds) - layers
+        first = chunk == 0
+        starts = [0] if first else [last] if chunk == self.problem.chunks - 1 else range(last + 1)
+        return tuple(dict.fromkeys(self.content(start, start + layers) for start in starts))
+
+    def kinds_of(self, content: Content) -> Ints:
+        """[kind]: layers of each kind."""
+        return np.bincount(np.frombuffer(content, dtype=self._kinds.dtype), minlength=len(self.problem.costs))
+
+    def least_work(self, chunk: int, content: Content) -> float:
+        """Forward and backward time of a chunk whose choices are the quickest, whether they fit or not."""
+        options = self.chunk(chunk, content)
+        return float((options.forward + options.backward).min())
 
     def chunk(self, chunk: int, content: Content) -> ChunkOptions:
         """Options of a chunk, numbered in layer order."""
@@ -148,12 +167,13 @@ class Ranks:
             )
             for chunk, option in enumerate(options)
         ]
+        complete = True
         if optimizer > room:
             rows, load = np.empty((0, len(options)), dtype=np.int64), np.empty((0, moments.held.shape[0]))
         elif len(options) == 1:
             rows, load = self._quickest(options[0], loads[0], room)
         else:
-            rows, load = self._merge(options, loads, room)
+            rows, load, complete = self._merge(options, loads, room)
         return RankOptions(
             times=np.stack(
                 [
@@ -165,6 +185,7 @@ class Ranks:
             recompute=_pick([option.recompute for option in options], rows).sum(axis=1),
             peak=held + np.maximum(load.max(axis=1, initial=-np.inf), optimizer),
             counts=np.stack([option.counts[rows[:, chunk]] for chunk, option in enumerate(options)], axis=1),
+            complete=complete,
         )
 
     @staticmethod
@@ -176,29 +197,33 @@ class Ranks:
         return rows[:, None], load[rows]
 
     @staticmethod
-    def _merge(options: Sequence[ChunkOptions], loads: Sequence[Floats], room: float) -> tuple[Ints, Floats]:
+    def _merge(options: Sequence[ChunkOptions], loads: Sequence[Floats], room: float) -> tuple[Ints, Floats, bool]:
         """Chunk after chunk, every combination that can still fit; then those that no other beats in every chunk."""
         lowest = np.array([load.min(axis=0) for load in loads])
         rest = np.vstack([np.cumsum(lowest[::-1], axis=0)[::-1], np.zeros(lowest.shape[1])])
         rows = np.zeros((1, 0), dtype=np.int64)
         load = np.zeros((1, lowest.shape[1]))
         work = np.zeros(1)
+        widest, complete = WIDEST // len(options) ** 2, True
         for chunk, option in enumerate(options):
             total = load[:, None, :] + loads[chunk][None]
             before, of_chunk = np.nonzero((total + rest[chunk + 1] <= room).all(axis=2))
             rows = np.concatenate([rows[before], of_chunk[:, None]], axis=1)
             load = total[before, of_chunk]
             work = work[before] + (option.forward + option.backward)[of_chunk]
-            if len(rows) > WIDEST:
-                keep = _promising(work, (load + rest[chunk + 1]).max(axis=1))
-                rows, load, work = rows[keep], load[keep], work[keep]
+            if len(rows) > widest:
+                keep = _promising(work, (load + rest[chunk + 1]).max(axis=1), widest)
+                rows, load, work, complete = rows[keep], load[keep], work[keep], False
         best = np.argsort(work, kind="stable")[: 8 * LONGEST]
         times = np.concatenate(
             [_pick([getattr(option, name) for option in options], rows[best]) for name in ("forward", "backward")],
             axis=1,
         )
-        best = best[nondominated(times)][:LONGEST] if len(best) else best
-        return rows[best], load[best]
+        complete &= len(best) == len(rows)
+        if len(best):
+            best = best[nondominated(times)]
+        complete &= len(best) <= LONGEST
+        return rows[best[:LONGEST]], load[best[:LONGEST]], complete
 
 
 def _pick(columns: Sequence[Floats], rows: Ints) -> Floats:
@@ -206,8 +231,8 @@ def _pick(columns: Sequence[Floats], rows: Ints) -> Floats:
     return np.stack([column[rows[:, chunk]] for chunk, column in enumerate(columns)], axis=1)
 
 
-def _promising(work: Floats, load: Floats) -> Ints:
+def _promising(work: Floats, load: Floats, widest: int) -> Ints:
     """Rows to go on with: the best trade-offs of time and memory, then the quickest."""
     trade = nondominated(np.stack([work, load], axis=1))
-    quick = np.argsort(work, kind="stable")[: WIDEST // 8]
+    quick = np.argsort(work, kind="stable")[: widest // 8]
     return np.unique(np.concatenate([trade, quick]))

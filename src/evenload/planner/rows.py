@@ -8,12 +8,14 @@ layer of a chunk needs is counted; buffers are replaced by lines below them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from evenload.planner.columns import Columns
-from evenload.planner.costs import EndCosts, Floats
+from evenload.planner.costs import EndCosts, Floats, Ints
 from evenload.planner.highs import Row
 from evenload.planner.hull import lines_below
 
@@ -76,7 +78,29 @@ class _Moment(NamedTuple):
     """[count]: added for every layer."""
 
 
-def memory_rows(columns: Columns, *, scale: float) -> Iterator[Row]:
+@dataclass(frozen=True, kw_only=True)
+class MemoryRows:
+    """What one rank holds at its fullest moments: loads @ counts <= room. There are many, and few ever bind."""
+
+    counts: Ints
+    """[column of the rank]: its number among all counts."""
+    loads: Floats
+    """[moment, column of the rank]."""
+    room: Floats
+    """[moment]."""
+
+    def row(self, moment: int) -> Row:
+        """One of them as a constraint."""
+        counts: list[int] = self.counts.tolist()
+        loads: list[float] = self.loads[moment].tolist()
+        return Row(columns=counts, coefficients=loads, upper=float(self.room[moment]))
+
+    def excess(self, values: Floats) -> Floats:
+        """[moment]: by how much a solution is over."""
+        return (self.loads * values[self.counts]).sum(axis=1) - self.room
+
+
+def memory_rows(columns: Columns, *, scale: float) -> Iterator[MemoryRows]:
     """Every rank stays within the limit at each of its fullest moments."""
     problem = columns.problem
     room = problem.limit - problem.profile.outside - problem.profile.constant
@@ -86,11 +110,13 @@ def memory_rows(columns: Columns, *, scale: float) -> Iterator[Row]:
         mine = np.flatnonzero(columns.chunk % problem.pp == stage)
         row_of = columns.chunk[mine] // problem.pp
         ends = [(row, end) for row, chunk in enumerate(chunks) for end in _ends(columns, chunk)]
-        for slope, least in _buffer_lines(columns, stage):
-            for moment in _moments(columns, stage):
-                load = base[mine] + slope + moment.counts[row_of] * kept[mine] + moment.extra[mine]
-                fixed = least + moment.fixed + sum(end.base + moment.counts[row] * end.kept for row, end in ends)
-                yield Row(columns=mine.tolist(), coefficients=(load * scale).tolist(), upper=(room - fixed) * scale)
+        loads: list[Floats] = []
+        left: list[float] = []
+        for (slope, least), moment in product(_buffer_lines(columns, stage), list(_moments(columns, stage))):
+            loads.append(base[mine] + slope + moment.counts[row_of] * kept[mine] + moment.extra[mine])
+            fixed = least + moment.fixed + sum(end.base + moment.counts[row] * end.kept for row, end in ends)
+            left.append(room - fixed)
+        yield MemoryRows(counts=mine, loads=np.array(loads) * scale, room=np.array(left) * scale)
 
 
 def _ends(columns: Columns, chunk: int) -> Iterator[EndCosts]:

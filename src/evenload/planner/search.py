@@ -21,8 +21,14 @@ PATIENCE: Final = 80
 """Batches without a better plan before the search goes back to the best one."""
 BARREN: Final = 100
 """Batches in a row without any neighbour that could be quick enough: the search has seen all there is."""
+VAIN: Final = 0.5
+"""Share of the batches that may bring nothing before the search ends."""
 HEAT: Final = 0.01
 """Share of the step time by which the search may climb at its start."""
+EASE: Final = 1.1
+"""Factor on that share after every batch in which nothing could be reached: layers may be dear."""
+STEEPEST: Final = 0.2
+"""Most that it may climb."""
 
 Found = Callable[[Candidate, float], object]
 """Told of every candidate that is quicker than all before it."""
@@ -82,24 +88,26 @@ class Search:
         now, current, idle = best, lowest, 0
         seen: set[Key] = {now.key}
         weights = self._weights(now)
-        barren = 0
+        barren, vain, extra = 0, 0, 1.0
         for batch in range(batches):
-            if lowest <= target or barren > BARREN:
+            if lowest <= target or barren > BARREN or vain > VAIN * batches:
                 return
             tick(batch)
-            heat = HEAT * lowest * (1 - batch / batches) ** 2
-            step = self._step(now, current + heat, weights, seen)
+            heat = HEAT * extra * (1 - batch / batches) ** 2
+            step = self._step(now, current + min(heat, STEEPEST) * lowest, weights, seen)
             idle += 1
+            vain += 1
             barren += 1
+            extra *= EASE
             if step is not None:
-                barren = 0
+                barren, extra = 0, max(1.0, extra / EASE**4)
                 now, current = step
                 weights = self._weights(now)
                 if current < lowest:
-                    best, lowest, idle = now, current, 0
+                    best, lowest, idle, vain, extra = now, current, 0, 0, 1.0
                     found(best, lowest)
             if idle > PATIENCE:
-                now, current, idle = best, lowest, 0
+                now, current, idle, extra = best, lowest, 0, 1.0
                 seen = {now.key}
                 weights = self._weights(now)
 
@@ -128,7 +136,7 @@ class Search:
 
     def _weights(self, now: Candidate) -> Floats:
         """[chunk, stage]: how often a chunk's backward is on the critical path."""
-        path = self.problem.graph.critical_path(now.forward, now.backward, self.timing.transfer)
+        path = self.timing.critical_path(now.forward, now.backward)
         return path.backward.astype(np.float64) + 0.1
 
     def _neighbour(self, now: Candidate, weights: Floats, several: list[int]) -> Candidate | None:

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT
+import numpy as np
+
+from evenload.plan.plan import Plan
+from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, Policy
 from evenload.planner.baselines import baselines, even_counts, even_least
+from evenload.planner.branch import Branching
 from evenload.planner.candidate import Candidate, candidate
 from evenload.planner.costs import CHOICES, Floats
 from evenload.planner.effort import Effort, find_effort
+from evenload.planner.hulls import hulls
 from evenload.planner.incumbent import Incumbent
+from evenload.planner.lean import repair
 from evenload.planner.master import Master
 from evenload.planner.problem import Problem
 from evenload.planner.ranks import Ranks
-from evenload.planner.repair import repair
 from evenload.planner.result import Baseline, PlannerResult, Progress
 from evenload.planner.search import Search
 from evenload.planner.timing import Timing
+from evenload.planner.verdict import nothing_fits
 from evenload.profile.profile import Profile
 from evenload.setup import Setup
 
 TOLERANCE: Final = 1e-9
 """Relative difference below which a bound and a step time are the same number."""
-RELAXATIONS: Final = 1000
-"""Most rows added while the program is still without whole numbers."""
+CLOSE: Final = 1e-5
+"""Relative distance from its limit at which the bound of the relaxation is left alone."""
 
-LEAST_NODES: Final = 500
+LONGEST: Final = 120
+"""Paths that the last phase begins with: the longest at the solution of the relaxation."""
+FIRST: Final = 0.1
+"""Share of the local search that runs before the exact solver."""
+LEAST_NODES: Final = 1000
 """With fewer nodes than this left the exact solver hardly gets beyond the first, which is dear in large programs."""
 
 Tell = Callable[[Progress], None]
@@ -42,6 +52,8 @@ def solve(
     effort: str = "normal",
     select: Sequence[str] = DEFAULT_SELECT,
     comm: Sequence[str] = DEFAULT_COMM,
+    switches: Policy | None = None,
+    start: Plan | None = None,
     progress: Tell | None = None,
 ) -> PlannerResult:
     """Find the quickest plan within a memory limit, for given degrees, interleave, micro-batches and schedule.
@@ -54,13 +66,22 @@ def solve(
         effort: `quick`, `normal` or `thorough`.
         select: patterns behind the choice `select`.
         comm: patterns behind the choice `comm`.
+        switches: a policy whose switches for the whole run (`mp_comm` and its like) the plan takes over.
+        start: a plan to begin with, such as an earlier answer; it must be for the same degrees.
         progress: told now and then how far the planner is.
 
     Raises:
-        EvenloadError: wrong input, or (exit code 1) no plan fits.
+        EvenloadError: wrong input, or (exit code 1) no plan fits; `evenload.planner.verdict` says why.
     """
-    problem = Problem(profile=profile, setup=setup, limit=limit, select=tuple(select), comm=tuple(comm))
-    return Planner(problem, seed=seed, effort=find_effort(effort), progress=progress).solve()
+    problem = Problem(
+        profile=profile,
+        setup=setup,
+        limit=limit,
+        select=tuple(select),
+        comm=tuple(comm),
+        switches=switches or Policy(),
+    )
+    return Planner(problem, seed=seed, effort=find_effort(effort), progress=progress).solve(start)
 
 
 class Planner:
@@ -78,12 +99,14 @@ class Planner:
         self._seed = seed
         self._tell = progress
         self._in_master = 0
+        self._impossible = False
+        self._relaxed: tuple[Floats, Floats] | None = None
 
-    def solve(self) -> PlannerResult:
+    def solve(self, first: Plan | None = None) -> PlannerResult:
         """Run; Ctrl-C ends it early with the best plan so far."""
         began, interrupted = time.perf_counter(), False
         compared = baselines(self.problem, self.ranks, self.timing)
-        for start in even_least(self.problem, self.ranks):
+        for start in (*even_least(self.problem, self.ranks), *self._given(first)):
             self._offer(start)
         try:
             self._run(scale=compared["even_full"].step_time)
@@ -95,14 +118,26 @@ class Planner:
 
     def _run(self, scale: float) -> None:
         master = Master(self.problem, time_scale=scale or 1.0, seed=self._seed)
-        if not self._relax(master):
+        self._impossible = not self._relax(master)
+        if self._impossible:
             return
         if self.incumbent.best is None:
             self._start()
-        first = 0.1 if self.problem.interleave == 1 else 0.9
-        self._local(first)
+        self._local(FIRST)
         self._exact(master)
-        self._local(1 - first)
+        self._local(1 - FIRST)
+        self._branch()
+
+    def _given(self, plan: Plan | None) -> Iterator[Candidate]:
+        """The plan to begin with, where it is for this problem and its layers can fit."""
+        if plan is None or plan.layout.num_layers != len(self.problem.kinds):
+            return
+        counts = tuple(count for row in plan.layout.table for count in row)
+        least = self.problem.least
+        if len(counts) == len(least) and all(count >= few for count, few in zip(counts, least, strict=True)):
+            found = candidate(self.ranks, counts, self.problem.choices(plan))
+            if found is not None:
+                yield found
 
     def _start(self) -> None:
         """Layouts near the even ones, where these do not fit."""
@@ -116,15 +151,34 @@ class Planner:
         return self.bound >= self.incumbent.step_time * (1 - TOLERANCE)
 
     def _relax(self, master: Master) -> bool:
-        """Without whole numbers: add the critical path of the solution until it is in; false where nothing fits."""
-        self._say("relaxation", 0.0)
-        for _ in range(RELAXATIONS):
+        """Without whole numbers: rows for critical paths until the bound is what it can be; false if nothing fits.
+
+        Paths are taken half-way between the program's solution and the quickest point so far, which needs fewer of
+        them than at the solution alone (the program's solutions jump about).
+        """
+        inner: Floats | None = None
+        lowest, spent = float("inf"), 0.0
+        while spent < self.effort.relaxation:
+            self._say("relaxation", spent / self.effort.relaxation)
+            spent += master.entries
             outcome, bound = master.solve(whole=False)
             if outcome.values is None:
                 return False
             self.bound = max(self.bound, bound)
-            times = master.durations(outcome.values)
-            if self._step_time(*times) <= bound * (1 + TOLERANCE) or self.timing.learn(*times) is None:
+            if master.refine(outcome.values):
+                continue
+            outer = np.stack(master.durations(outcome.values))
+            for share in (1.0,) if inner is None else (0.5, 1.0):
+                point: Floats = outer if inner is None else share * outer + (1 - share) * inner
+                step_time, path = self._step_time(point[0], point[1]), self.timing.learn(point[0], point[1])
+                if step_time < lowest:
+                    inner, lowest = point, step_time
+                    self._relaxed = point[0], point[1]
+                if path is not None and float(path.length(outer[0], outer[1], self.timing.transfer)) > bound * (
+                    1 + CLOSE
+                ):
+                    break  # the program's solution is cut off
+            if lowest <= bound * (1 + CLOSE):
                 break
             self._sync(master)
         return True
@@ -147,13 +201,41 @@ class Planner:
             self.bound = max(self.bound, min(bound, self.incumbent.step_time))
             if outcome.values is None:
                 return
-            times = master.durations(outcome.values)
-            new = self.timing.learn(*times) is not None
+            new = master.refine(outcome.values)
+            new |= self.timing.learn(*master.durations(outcome.values)) is not None
             choices = master.choices(outcome.values)
             found = candidate(self.ranks, tuple(choices.sum(axis=1).tolist()), choices)
             better = found is not None and self._offer(found)
             if not (new or better) or (not outcome.solved and self._stuck(before)):
                 return
+
+    def _branch(self) -> None:
+        """What the exact solver left open: branch on whole ranks and chunks, for the bound alone."""
+        if self._closed or self.incumbent.best is None or self.problem.interleave == 1 or not self.effort.entries:
+            return
+        step_time = self.incumbent.step_time
+        master = Master(
+            self.problem, time_scale=step_time, seed=self._seed
+        )  # without the many rows that the others left
+        if self._relaxed is not None:
+            forward, backward = self._relaxed
+            lengths = [float(path.length(forward, backward, self.timing.transfer)) for path in self.timing.paths]
+            longest: list[int] = np.argsort(-np.array(lengths), kind="stable")[:LONGEST].tolist()
+            for number in longest:
+                master.add(self.timing.paths[number])
+        branching = Branching(
+            master,
+            self.timing,
+            hulls(self.problem, self.ranks, quicker_than=step_time, seed=self._seed),
+            quicker_than=step_time * (1 - TOLERANCE),
+        )
+
+        def tick(done: float, bound: float) -> None:
+            self.bound = max(self.bound, bound)
+            self._say("bound", done)
+
+        self.bound = max(self.bound, branching.bound(self.effort.entries, tick))
+        self.nodes += branching.nodes
 
     def _stuck(self, before: float) -> bool:
         """The solver ends at its limit and the bound hardly moves: more rounds would be the same."""
@@ -195,7 +277,7 @@ class Planner:
     def _result(self, compared: dict[str, Baseline], seconds: float, *, interrupted: bool) -> PlannerResult:
         problem, best, step_time = self.problem, self.incumbent.best, self.incumbent.step_time
         if best is None:
-            raise problem.nothing_fits(f"no plan within {problem.limit:g} {problem.profile.memory_unit} was found")
+            raise nothing_fits(self.ranks, proved=self._impossible)
         choices = best.choices
         return PlannerResult(
             plan=problem.plan(best.counts, choices),

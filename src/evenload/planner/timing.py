@@ -57,8 +57,12 @@ class Timing:
 
     def learn(self, forward: Floats, backward: Floats) -> CriticalPath | None:
         """Remember a critical path of one candidate [chunk, stage]; None where it is known already."""
-        path = self.problem.graph.critical_path(forward, backward, self.transfer)
+        path = self.critical_path(forward, backward)
         return path if self.add(path) else None
+
+    def critical_path(self, forward: Floats, backward: Floats) -> CriticalPath:
+        """A critical path of one candidate [chunk, stage]."""
+        return self.problem.graph.critical_path(forward, backward, self.transfer)
 
     def add(self, path: CriticalPath) -> bool:
         """Remember a path; false where it is known already."""
