@@ -239,3 +239,33 @@ def test_a_forked_child_writes_nothing_into_the_ledger(tmp_path):
     assert len(ledger.allocations) == 1 + 2 * len(kept)
     assert {ledger.operator(row) for row in range(len(ledger.allocations))} == {"aten.ones", "aten.add.Tensor"}
     assert read_ledger(path).complete
+
+
+def test_waiting_for_a_fake_collective_makes_nothing():
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed import _functional_collectives as collectives
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from evenload.ledger.ledger import Metadata
+    from evenload.ledger.log import Log
+    from evenload.record.core import Core
+
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    try:
+        with FakeTensorMode():
+            core = Core(Log(Metadata(evenload="1")), fake=True, devices={"cpu": "cuda"})
+            core.begin()
+            try:
+                reduced = collectives.all_reduce(torch.ones(10), "sum", dist.group.WORLD)
+                kept = reduced + 1
+            finally:
+                core.end()
+            ledger = core.log.ledger(core.storages.settle())
+    finally:
+        dist.destroy_process_group()
+    operators = [ledger.operator(row) for row in range(len(ledger.allocations))]
+    assert operators == ["aten.ones", "_c10d_functional.all_reduce", "aten.add.Tensor"]
+    assert ledger.devices == ("cuda",)
+    assert ledger.on_device.all()
+    assert kept.numel() == 10
