@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from evenload.errors import EvenloadError, did_you_mean
 from evenload.planner.search import SIMULATED
+
+MORE_CHUNKS: Final = 4
+"""Work with several chunks per stage, over that with one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +29,13 @@ class Effort:
     rounds: int
     """Runs of the solver with whole numbers."""
 
+    def for_chunks(self, interleave: int) -> Effort:
+        """The budget with so many chunks per stage: several make a larger problem, on which more work pays."""
+        if interleave == 1:
+            return self
+        more = MORE_CHUNKS
+        return replace(self, actions=more * self.actions, batches=more * self.batches, entries=more * self.entries)
+
     def batches_for(self, actions: int) -> int:
         """Batches of neighbours that the budget pays for when a plan has so many actions."""
         return max(20, min(self.batches, int(self.actions / (SIMULATED * actions))))
@@ -34,7 +44,7 @@ class Effort:
 EFFORTS: Final[Mapping[str, Effort]] = MappingProxyType(
     {
         "quick": Effort(actions=5e6, batches=200, entries=3e6, relaxation=1e7, rounds=10),
-        "normal": Effort(actions=1e8, batches=4000, entries=3e7, relaxation=4e7, rounds=30),
+        "normal": Effort(actions=3e7, batches=1500, entries=5e6, relaxation=4e7, rounds=30),
         "thorough": Effort(actions=1e9, batches=20000, entries=6e8, relaxation=1e9, rounds=200),
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -37,8 +38,9 @@ LONGEST: Final = 120
 """Paths that the last phase begins with: the longest at the solution of the relaxation."""
 FIRST: Final = 0.1
 """Share of the local search that runs before the exact solver."""
-LEAST_NODES: Final = 1000
-"""With fewer nodes than this left the exact solver hardly gets beyond the first, which is dear in large programs."""
+LEAST_NODES: Final = MappingProxyType({True: 200, False: 1000})
+"""With fewer nodes than this left the exact solver is not worth its first one: on one chunk a stage, and on several,
+where the program is large and branching on ranks (`branch`) raises the bound for less."""
 
 Tell = Callable[[Progress], None]
 
@@ -89,7 +91,7 @@ class Planner:
 
     def __init__(self, problem: Problem, *, seed: int, effort: Effort, progress: Tell | None = None) -> None:
         self.problem = problem
-        self.effort = effort
+        self.effort = effort.for_chunks(problem.interleave)
         self.bound = 0.0
         self.nodes = 0
         self.incumbent = Incumbent(problem)
@@ -188,7 +190,7 @@ class Planner:
         left = self.effort.entries
         for number in range(self.effort.rounds):
             nodes = int(left / master.entries)
-            if self._closed or nodes < LEAST_NODES:
+            if self._closed or nodes < LEAST_NODES[self.problem.interleave == 1]:
                 return
             self._say("exact solver", number / self.effort.rounds)
             self._sync(master)
