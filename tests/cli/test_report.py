@@ -5,8 +5,12 @@ import json
 
 import pytest
 from tests.ledger import oom_texts as texts
+from tests.ledger.ledgers import step
+from tests.ledger.snapshots import Pretended, dump, snapshot, training
+from tests.report.test_ledger import leaking
 
 from evenload.cli.main import main
+from evenload.ledger.files import write_ledger
 from evenload.ledger.settings import VARIABLES
 from evenload.units import GIB
 
@@ -91,10 +95,23 @@ def test_settings_alone_are_checked(run, tmp_path):
         ((), "there is nothing to report on"),
         (("--oom", "-"), "nothing came in"),
         (("--oom", "no/such.log"), "there is no such file"),
+        (("--oom", "."), "cannot read the file"),
+        (("no/such.ledger",), "there is no such file"),
+        (("."), "this is a directory"),
+        (("LEDGER", "--at", "-1"), "there is no event -1"),
+        (("LEDGER", "--at", "9999"), "there is no event 9999"),
+        (("LEDGER", "--memory", "lots"), "'lots' is not a size"),
+        (("LEDGER", "--oom", "-"), "two questions"),
+        (("TEXT",), "holds no allocations"),
+        (("SAMPLES",), "no amount of memory"),
     ],
 )
-def test_mistakes_end_in_one_message_and_exit_code_2(run, words, says):
-    code, out, err = run(*words)
+def test_mistakes_end_in_one_message_and_exit_code_2(run, tmp_path, words, says):
+    write_ledger(tmp_path / "run.ledger", step())
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "samples").write_text('{"MiB": ["x"]}')
+    names = {"LEDGER": "run.ledger", "TEXT": "text", "SAMPLES": "samples"}
+    code, out, err = run(*(tmp_path / names[word] if word in names else word for word in words))
     assert (code, out) == (2, "")
     assert says in err
     assert "Traceback" not in err
@@ -104,3 +121,84 @@ def test_a_log_without_a_message_is_wrong_input(run):
     code, _, err = run("--oom", "-", stdin="all is well\n")
     assert code == 2
     assert "holds no out-of-memory message" in err
+
+
+def test_a_ledger_is_reported_on_and_json_has_the_same_numbers(run, tmp_path):
+    path = tmp_path / "run.ledger"
+    write_ledger(path, step())
+    code, out, err = run(path)
+    assert (code, err) == (0, "")
+    assert "held             250 B" in out
+    assert "run.ledger: recorded of train.py" in out
+    code, out, _ = run(path, "--json")
+    assert (code, json.loads(out)["peaks"]["held"]) == (0, 250)
+    assert json.loads(run(path, "--at", 5, "--json")[1])["at"]["bytes"] == 180
+
+
+def test_a_leak_is_the_answer_no(run, tmp_path):
+    path = tmp_path / "run.ledger"
+    write_ledger(path, leaking())
+    code, out, _ = run(path, "--memory", "1GB")
+    assert code == 1
+    assert "held by history[3]" in out
+    assert "the device is full at step" in out
+    assert run(path, "--json")[0] == 1
+
+
+def test_a_ledger_that_broke_off_is_read_with_a_warning(run, tmp_path):
+    path = tmp_path / "run.ledger"
+    write_ledger(path, step())
+    raw = path.read_bytes()
+    path.write_bytes(raw[: -5 * 64] + b"\0" * 64)
+    code, out, err = run(path)
+    assert code == 0
+    assert "broken off" in out
+    assert "did not end by itself" in err
+
+
+def test_a_snapshot_of_several_devices_and_a_table_are_read(run, tmp_path):
+    small, large = Pretended(0), training()
+    large.device = 1
+    small.alloc(77)
+    path = dump(tmp_path / "snap.pickle", snapshot(small, large))
+    assert json.loads(run(path, "--json")[1])["device"] == "cuda:1"
+    assert json.loads(run(path, "--device", 0, "--json")[1])["peaks"]["held"] == 77
+    assert run(path, "--device", 5)[0] == 2
+
+
+def test_traces_and_tables_are_written_and_not_overwritten(run, tmp_path):
+    path = tmp_path / "run.ledger"
+    write_ledger(path, step())
+    trace, table = tmp_path / "out" / "trace.json", tmp_path / "table.csv"
+    code, _, err = run(path, "--trace", trace, "--csv", table)
+    assert code == 0
+    assert err.count("wrote") == 2
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert table.read_text().startswith("bytes,category")
+    code, _, err = run(path, "--csv", table)
+    assert code == 2
+    assert "--force" in err
+    assert run(path, "--csv", table, "--force")[0] == 0
+
+
+def test_settings_that_were_on_are_not_advised_for_a_ledger(run, tmp_path):
+    path = dump(tmp_path / "snap.pickle", snapshot(training()))
+    assert "expandable_segments:True makes less of it" in run(path)[1]
+    assert "set expandable_segments:True" in run(path, "--alloc-conf", "backend:native")[1]
+    assert "although segments can grow" in run(path, "--alloc-conf", "expandable_segments:True")[1]
+
+
+def test_samples_over_time_are_judged(run, tmp_path):
+    path = tmp_path / "samples.json"
+    samples = {"MiB": [49258, 61558, 76124], "event": "after each checkpoint save", "device_MiB": 81559}
+    path.write_text(json.dumps(samples))
+    code, out, _ = run(path)
+    assert code == 1
+    assert "memory grows after each checkpoint save" in out
+    assert "12.01 GiB, 14.22 GiB" in out
+    assert "the next one is more than the device has left" in out
+    code, out, _ = run(path, "--json")
+    assert json.loads(out)["increments"] == [12300 * 2**20, 14566 * 2**20]
+    path.write_text('{"baseline_GB": [30, 30, 30], "peak_GB": [33, 52, 80]}')
+    code, out, _ = run(path, "--json")
+    assert (code, json.loads(out)["trend"]) == (0, "imbalance")

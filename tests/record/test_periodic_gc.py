@@ -70,3 +70,15 @@ def test_as_a_context_manager_it_can_switch_the_automatic_runs_off():
 def test_a_number_of_steps_that_cannot_be_is_wrong_input(every):
     with pytest.raises(EvenloadError, match="not a number of steps"):
         PeriodicGC(every=every)
+
+
+def test_cycles_along_one_graph_are_all_freed():
+    """The collector alone frees one of them a pass."""
+    x = torch.ones(512, 512, requires_grad=True)
+    y = x
+    for _ in range(4):
+        y = leaks.Keeps.apply(y * 2)
+    del x, y
+    run = PeriodicGC(every=1).step()
+    assert run.nbytes == 5 * MIB + 4 * 8  # x, four outputs, four factors 2
+    assert run.passes >= 4

@@ -266,3 +266,14 @@ def test_without_steps_a_loop_that_leaves_tensors_behind_is_found():
     [one] = growth(recording.ledger)
     assert (one.leak, one.per_step) == (LeakClass.CYCLE, None)
     assert one.nbytes >= 10 * MIB
+
+
+def test_cycles_along_one_graph_are_all_cycles():
+    def several(step):
+        y = torch.ones(512, 512, requires_grad=True)
+        for _ in range(3):
+            y = leaks.Keeps.apply(y)
+
+    [one] = run(several)
+    assert one.leak is LeakClass.CYCLE
+    assert one.per_step == 4 * MIB

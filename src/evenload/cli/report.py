@@ -6,25 +6,43 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from evenload.cli._shared import JsonFlag, say, say_json, warn
+from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.errors import ANSWER_NO, EvenloadError, Notice
-from evenload.files import read_text
+from evenload.files import MAX_BYTES, read_text, write_text
+from evenload.ledger.importing import read_allocations
+from evenload.ledger.ledger import Ledger
 from evenload.ledger.oom import OutOfMemory, read_oom, without_tips
 from evenload.ledger.oom_reasons import explain
-from evenload.ledger.settings import CUDA, NPU, VARIABLES, AllocConf, read_alloc_conf
+from evenload.ledger.series import Trend, judge
+from evenload.ledger.series_files import looks_like_series, series_in
+from evenload.ledger.settings import CUDA, MINDSPORE, NPU, VARIABLES, AllocConf, read_alloc_conf
 from evenload.ledger.settings_files import alloc_confs_in, read_alloc_conf_file
 from evenload.report import alloc_conf as alloc_conf_report
+from evenload.report import ledger as ledger_report
 from evenload.report import oom as oom_report
+from evenload.report import series as series_report
+from evenload.units import parse_bytes
 
+FileArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE", help="A ledger, a CUDA memory snapshot, a memory_block.csv, or samples over time as JSON."
+    ),
+]
+AtOption = Annotated[int | None, typer.Option("--at", help="Event to explain instead of the peak.")]
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory", help="Memory of the device, such as 80GiB: says when growth fills it.")
+]
+DeviceOption = Annotated[int | None, typer.Option("--device", help="Device of a snapshot that holds several.")]
+TraceOption = Annotated[str | None, typer.Option("--trace", help="Write a Chrome trace, for ui.perfetto.dev.")]
+CsvOption = Annotated[str | None, typer.Option("--csv", help="Write all allocations as a table.")]
 OomOption = Annotated[
     str | None,
-    typer.Option(
-        "--oom", metavar="FILE|-", help="Explain the out-of-memory messages in a log; - reads them from stdin."
-    ),
+    typer.Option("--oom", metavar="FILE|-", help="Explain the out-of-memory messages in a log; - reads stdin."),
 ]
 AllocConfOption = Annotated[
     str | None,
@@ -32,14 +50,41 @@ AllocConfOption = Annotated[
         "--alloc-conf",
         metavar="TEXT|FILE",
         help="Allocator settings (PYTORCH_ALLOC_CONF, MS_ALLOC_CONF): the text, or a script that sets them. "
-        "Alone: check them. With --oom: what was on.",
+        "Alone: check them. With FILE or --oom: what was on.",
     ),
 ]
+_TAIL: Final = MAX_BYTES
+"""Bytes of a log that are read, from its end: failures stand there."""
 
 
-def run(*, oom: OomOption = None, alloc_conf: AllocConfOption = None, json: JsonFlag = False) -> None:
-    """Say what out-of-memory messages and allocator settings mean."""
-    if oom is not None:
+def run(
+    file: FileArgument = None,
+    *,
+    at: AtOption = None,
+    memory: MemoryOption = None,
+    device: DeviceOption = None,
+    trace: TraceOption = None,
+    csv: CsvOption = None,
+    oom: OomOption = None,
+    alloc_conf: AllocConfOption = None,
+    json: JsonFlag = False,
+    force: ForceFlag = False,
+) -> None:
+    """Say where memory went: peaks, who holds them, what was not released; or what a failure or settings mean.
+
+    Exits with 1 where something is not released, or settings are wrong.
+    """
+    if file is not None and oom is not None:
+        raise EvenloadError("a file and --oom are two questions", where="command line", fix="leave one of them out")
+    if file is not None:
+        capacity = None if memory is None else parse_bytes(memory, where="--memory")
+        if looks_like_series(_head(file)):
+            _judge_samples(file, json=json)
+            return
+        ledger = read_allocations(file, device=device)
+        _write(ledger, trace, csv, force=force)
+        _report_on(ledger, file, at, capacity, alloc_conf, json=json)
+    elif oom is not None:
         _explain_oom(oom, alloc_conf, json=json)
     elif alloc_conf is not None:
         _check_settings(alloc_conf, json=json)
@@ -47,12 +92,76 @@ def run(*, oom: OomOption = None, alloc_conf: AllocConfOption = None, json: Json
         raise EvenloadError(
             "there is nothing to report on",
             where="command line",
-            fix="give --oom FILE, or --alloc-conf TEXT",
+            fix="give a file, --oom FILE, or --alloc-conf TEXT",
         )
 
 
+def _head(file: str) -> str:
+    try:
+        with Path(file).open("rb") as opened:
+            return opened.read(4096).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""  # reading it as a ledger says what is wrong
+
+
+def _report_on(
+    ledger: Ledger, file: str, at: int | None, capacity: int | None, alloc_conf: str | None, *, json: bool
+) -> None:
+    if at is not None and not 0 <= at <= ledger.end:
+        raise EvenloadError(f"there is no event {at}", where="--at", fix=f"give a number from 0 to {ledger.end}")
+    conf = None
+    if alloc_conf is not None:
+        confs, notices = _confs(alloc_conf)
+        warn(notices)
+        families = {"npu": (NPU, MINDSPORE)}.get(ledger.device.partition(":")[0], (CUDA,))
+        conf = next((one for one in reversed(confs) if VARIABLES[one.variable] in families), None)
+    said = ledger_report.report(ledger, at=at, capacity=capacity, conf=conf)
+    if json:
+        say_json(ledger_report.as_json(said))
+    else:
+        warn(ledger.notices)
+        say(ledger_report.as_text(said, _heading(ledger, file)))
+    if said.leaks:
+        raise typer.Exit(ANSWER_NO)
+
+
+def _heading(ledger: Ledger, file: str) -> str:
+    metadata = ledger.metadata
+    steps = len(ledger.step_begins)
+    parts = [
+        f"{file}: {metadata.origin}" + (f" of {' '.join(metadata.command)}" if metadata.command else ""),
+        f"rank {metadata.rank} of {metadata.world}" if metadata.world > 1 else "",
+        f"{len(ledger.allocations)} allocations",
+        f"{steps} steps" if steps else "",
+        "" if ledger.complete else "broken off",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _write(ledger: Ledger, trace: str | None, csv: str | None, *, force: bool) -> None:
+    if trace is None and csv is None:
+        return
+    from evenload.ledger.trace import chrome_trace, csv_table  # noqa: PLC0415  # only where it is asked for
+
+    for path, text in ((trace, chrome_trace), (csv, csv_table)):
+        if path is not None:
+            write_text(path, text(ledger), force=force)
+            remark(f"wrote {path}")
+
+
+def _judge_samples(file: str, *, json: bool) -> None:
+    series = series_in(read_text(file), place=file)
+    judgement = judge(series)
+    if json:
+        say_json(series_report.as_json(series, judgement))
+    else:
+        say(series_report.as_text(series, judgement))
+    if judgement.trend is Trend.GROWTH:
+        raise typer.Exit(ANSWER_NO)
+
+
 def _explain_oom(source: str, given: str | None, *, json: bool) -> None:
-    text = _read(source)
+    text = _read_log(source)
     messages = read_oom(text, place="stdin" if source == "-" else source)
     conf, notices = _settings_that_were_on(messages, text, given)
     warn(notices)
@@ -108,10 +217,24 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _read(source: str) -> str:
-    if source != "-":
-        return read_text(source)
-    text = sys.stdin.read()
-    if not text.strip():
-        raise EvenloadError("nothing came in", where="stdin", fix="pipe the log into it: evenload report --oom - < log")
-    return text
+def _read_log(source: str) -> str:
+    """The end of a log; bytes that are no UTF-8, which logs hold now and then, are no reason to stop."""
+    if source == "-":
+        stream = getattr(sys.stdin, "buffer", None)
+        text = sys.stdin.read() if stream is None else stream.read().decode("utf-8", errors="replace")
+        if not text.strip():
+            raise EvenloadError(
+                "nothing came in", where="stdin", fix="pipe the log into it: evenload report --oom - < log"
+            )
+        return text
+    try:
+        with Path(source).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            raw = file.read()
+    except FileNotFoundError:
+        raise EvenloadError("there is no such file", where=source, fix="check the path") from None
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise EvenloadError(f"cannot read the file: {reason.lower()}", where=source) from None
+    return raw.decode("utf-8", errors="replace")

@@ -1,10 +1,11 @@
-"""All storages that are alive, those included that only a backward graph holds."""
+"""All storages that are alive, those included that only a backward graph holds, and freeing those of cycles."""
 
 from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,6 +24,24 @@ def living_storages() -> dict[int, int]:
             if isinstance(data, torch.Tensor):
                 _add(storages, data)
     return storages
+
+
+def collect_all(freed: Callable[[], int], *, seconds: float = 3.0) -> bool:
+    """Run the garbage collector until it frees nothing more; returns False where it was stopped before that.
+
+    One run is not enough for cycles along one backward graph: the collector cannot look into the graph, and each run
+    frees the cycle at its end, which lets go of the one before.
+
+    Args:
+        freed: a count that rises with everything that is freed.
+        seconds: no run begins after that time.
+    """
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        before = freed()
+        if gc.collect() == 0 or freed() == before:
+            return True
+    return False
 
 
 def graph_nodes(roots: list[Any]) -> Iterator[Any]:

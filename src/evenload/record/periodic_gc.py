@@ -11,11 +11,14 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Self
+from typing import Final, Self
 
 from evenload.errors import EvenloadError
 from evenload.record.living import living_storages
 from evenload.units import human_bytes, human_seconds
+
+PASSES: Final = 20
+"""Most passes of one run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,8 @@ class Collected:
     nbytes: int
     """Bytes of storages of tensors that it freed, on all devices."""
     seconds: float
+    passes: int
+    """How often it ran until it found nothing more."""
 
     def __str__(self) -> str:
         return (
@@ -92,12 +97,14 @@ class PeriodicGC:
     def collect(self) -> Collected:
         """Run the collector now."""
         before = living_storages()
-        begin = perf_counter()
-        objects = gc.collect()
+        begin, objects, passes = perf_counter(), 0, 0
+        while passes < PASSES and (found := gc.collect()):
+            # Cycles along one backward graph are freed one by one from its end: the collector cannot look into it.
+            objects, passes = objects + found, passes + 1
         seconds = perf_counter() - begin
         after = living_storages()
         freed = sum(nbytes for key, nbytes in before.items() if key not in after)
-        run = Collected(step=self._steps, objects=objects, nbytes=freed, seconds=seconds)
+        run = Collected(step=self._steps, objects=objects, nbytes=freed, seconds=seconds, passes=passes)
         self.runs.append(run)
         if self._report is not None:
             self._report(run)

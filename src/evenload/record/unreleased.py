@@ -7,6 +7,7 @@ behind. It comes before the last collection, which frees the cycles and thereby 
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 from evenload.ledger.cells import ALLOCATED, HALF, NAMES, SOURCE_AND_ROLES
 from evenload.ledger.log import Log
 from evenload.ledger.words import Hold
+from evenload.record.living import collect_all
 from evenload.record.owners import find_owners
 from evenload.record.storages import Entry, Storages
 
@@ -60,17 +62,17 @@ def note_unreleased(log: Log, storages: Storages, begins: Sequence[int]) -> None
     held = find_owners([entry.key for entry in suspects])
     positions = {entry.key: entry.position for entry in suspects}
     suspects.clear()
-    gc.collect()
+    proved = collect_all(lambda: storages.queued)
     living = {entry.position for entry in storages.living()}
     for key, position in positions.items():
         one = held[key]
         # A cycle that the collector does not free goes through the backward graph, where it cannot look.
-        hold = Hold.UNREACHABLE if one.hold is Hold.CYCLE and position in living else one.hold
-        log.owner(position, hold, one.chain, one.source)
+        stays = proved and one.hold is Hold.CYCLE and position in living
+        log.owner(position, Hold.UNREACHABLE if stays else one.hold, one.chain, one.source)
 
 
 def _suspects(log: Log, storages: Storages, begins: Sequence[int]) -> list[Entry]:
-    """One storage of every place in the program that left several behind: neither its first nor its newest."""
+    """One storage of every place in the program that left some behind in several steps: neither first nor newest."""
     newest = begins[-1] if len(begins) > 1 else storages.clock
     places: dict[tuple[int, int], list[Entry]] = defaultdict(list)
     words = log.words
@@ -78,6 +80,12 @@ def _suspects(log: Log, storages: Storages, begins: Sequence[int]) -> list[Entry
         if 0 < words[entry.position + ALLOCATED] < newest:
             place = (words[entry.position + NAMES], words[entry.position + SOURCE_AND_ROLES] & HALF)
             places[place].append(entry)
-    several = [entries for entries in places.values() if len(entries) > 1]
+    several = [entries for entries in places.values() if _in_several_steps(entries, words, begins)]
     several.sort(key=lambda entries: -sum(entry.nbytes for entry in entries))
     return [entries[len(entries) // 2] for entries in several[:PLACES]]
+
+
+def _in_several_steps(entries: Sequence[Entry], words: memoryview, begins: Sequence[int]) -> bool:
+    if len(begins) < 2:
+        return len(entries) > 2
+    return len({bisect_right(begins, words[entry.position + ALLOCATED]) for entry in entries}) > 1

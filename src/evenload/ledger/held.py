@@ -1,0 +1,103 @@
+"""Dead but held: what nobody uses any more at some point of a step, and what is freed only later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenload.ledger.curve import live, peaks
+from evenload.ledger.ledger import ALIVE, Ledger
+from evenload.ledger.words import CATEGORIES, PHASES, Category, MarkKind, Phase
+
+BETWEEN: Final = "between phases"
+_USED_AGAIN: Final = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT)
+"""What the next step uses again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldAfterUse:
+    """Allocations of one place in the program that were dead and still held."""
+
+    nbytes: int
+    count: int
+    category: Category
+    module: str | None
+    operator: str | None
+    source: str | None
+    dead_since: str
+    """What the program was doing when they were used for the last time: `forward`; several, where they differ."""
+    freed_in: str
+    """What the program was doing when they were freed; `never`."""
+    owner: str | None
+    """Who held it, where the recording looked."""
+
+
+def held_after_use(ledger: Ledger, index: int | None = None, *, share: float = 0.01) -> tuple[HeldAfterUse, ...]:
+    """What was dead and still held at some event, largest first.
+
+    Args:
+        ledger: what was recorded.
+        index: event; None: the peak of what is held.
+        share: leave out places that hold less than this share of all that was held then.
+    """
+    at = peaks(ledger).at if index is None else index
+    rows = ledger.allocations
+    there = live(ledger, at)
+    dead = there[(rows.last_used[there] > 0) & (rows.last_used[there] <= at)]
+    again = [category.code for category in _USED_AGAIN]
+    dead = dead[~np.isin(rows.category[dead], again)]
+    total = int(rows.nbytes[there].sum())
+    owners = {owner.row: owner.chain for owner in ledger.owners}
+    found: list[HeldAfterUse] = []
+    keys = np.stack([rows.category[dead], rows.module[dead], rows.operator[dead], rows.source[dead]], axis=1)
+    _, inverse = np.unique(keys, axis=0, return_inverse=True)
+    for group in range(int(inverse.max(initial=-1)) + 1):
+        members = dead[inverse.reshape(-1) == group]
+        nbytes = int(rows.nbytes[members].sum())
+        if nbytes < share * total:
+            continue
+        largest = int(members[rows.nbytes[members].argmax()])
+        found.append(
+            HeldAfterUse(
+                nbytes=nbytes,
+                count=len(members),
+                category=CATEGORIES[int(rows.category[largest])],
+                module=ledger.module(largest),
+                operator=ledger.operator(largest),
+                source=ledger.source(largest),
+                dead_since=_phases(ledger, rows.last_used[members]),
+                freed_in=_phases(ledger, rows.freed[members]),
+                owner=next((owners[row] for row in members.tolist() if row in owners), None),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.nbytes))
+
+
+def _phases(ledger: Ledger, indexes: NDArray[np.int64]) -> str:
+    """Names of the phases that some events fall into, each once."""
+    names = {"never" if index == ALIVE else _phase_at(ledger, index) for index in indexes.tolist()}
+    return " or ".join(sorted(names))
+
+
+def _phase_at(ledger: Ledger, index: int) -> str:
+    changes = [mark for mark in ledger.marks if mark.kind is MarkKind.PHASE and mark.index <= index]
+    phase = PHASES[changes[-1].value] if changes else Phase.OTHER
+    return BETWEEN if phase is Phase.OTHER else phase.value
+
+
+def doing(ledger: Ledger, index: int) -> str:
+    """What the program was doing at an event: `backward of step 3, micro-batch 1`."""
+    phase, step, micro_batch = Phase.OTHER, -1, -1
+    for mark in ledger.marks:
+        if mark.index > index:
+            break
+        if mark.kind is MarkKind.PHASE:
+            phase, micro_batch = PHASES[mark.value], mark.micro_batch
+        elif mark.kind is MarkKind.STEP:
+            step = mark.value
+    words = phase.value if phase is not Phase.OTHER else BETWEEN
+    of_step = f" of step {step}" if step >= 0 else ""
+    return words + of_step + (f", micro-batch {micro_batch}" if micro_batch >= 0 else "")

@@ -1,0 +1,94 @@
+"""Samples of memory over time as people write them down: JSON with numbers and a unit.
+
+{"MiB": [49258, 61558, 76124], "event": "after each checkpoint save", "device_MiB": 81559}
+{"baseline_GB": [30, 30], "peak_GB": {"0": 33, "500": 52}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from evenload.errors import EvenloadError
+from evenload.files import parse_json
+from evenload.ledger.plain_pickle import as_list
+from evenload.ledger.series import Series
+from evenload.units import parse_bytes
+
+_KEY: Final = re.compile(
+    r"(?:(?P<what>baseline|between_steps|peak|device|capacity|memory)_?)?(?P<unit>(?:[KMGT]i?)?B|bytes)?", re.IGNORECASE
+)
+_WORDS: Final = {"": "baseline", "between_steps": "baseline", "device": "capacity", "memory": "capacity"}
+_OTHERS: Final = frozenset({"event", "unit", "steps", "facts"})
+
+
+def looks_like_series(text: str) -> bool:
+    """Whether a text may be samples: a JSON object with a key that names a unit or a baseline."""
+    head = re.match(r'\s*\{\s*"([^"]+)"', text)
+    return head is not None and (head[1] in _OTHERS or _KEY.fullmatch(head[1]) is not None)
+
+
+def series_in(text: str, *, place: str) -> Series:
+    """The samples in a JSON text; `place` is what errors call it.
+
+    Raises:
+        EvenloadError: it is no JSON object, has an unknown key, no unit, or values that are no samples.
+    """
+    value = parse_json(text, name=place)
+    if not isinstance(value, dict):
+        raise EvenloadError("samples are a JSON object", where=place, fix='write {"MiB": [49258, 61558]}')
+    given = cast("dict[str, Any]", value)
+    found: dict[str, Any] = {}
+    for key, content in given.items():
+        if key in _OTHERS:
+            continue
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise EvenloadError(
+                f"{key!r} is no name of samples", where=place, fix="use baseline, peak or device with a unit: peak_GiB"
+            )
+        what = (match["what"] or "").lower()
+        found[_WORDS.get(what, what)] = (content, match["unit"] or given.get("unit"), f"$.{key}")
+    baseline, at = _samples(found.get("baseline"), place)
+    peak, peak_at = _samples(found.get("peak"), place)
+    capacity, _ = _samples(found.get("capacity"), place)
+    steps = as_list(given.get("steps", []))
+    if steps is None or any(type(step) is not int for step in steps):
+        raise EvenloadError("steps are a list of numbers", where=place)
+    event = given.get("event")
+    return Series(
+        baseline=baseline,
+        peak=peak,
+        at=tuple(steps) or at or peak_at,
+        event=event if isinstance(event, str) else None,
+        capacity=capacity[0] if capacity else None,
+    )
+
+
+def _samples(given: tuple[Any, Any, str] | None, place: str) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Bytes, and the steps that a JSON object names them by."""
+    if given is None:
+        return (), ()
+    content, unit, path = given
+    where = f"{place}: {path}"
+    if not isinstance(unit, str):
+        raise EvenloadError("the samples have no unit", where=where, fix="name it in the key: baseline_MiB")
+    factor = 1 if unit.lower() == "bytes" else parse_bytes(f"1{unit}", where=where)
+    if isinstance(content, Mapping):
+        named = sorted((_step(key, where), value) for key, value in cast("dict[str, Any]", content).items())
+        return tuple(_number(value, where) * factor for _, value in named), tuple(step for step, _ in named)
+    values = cast("list[Any]", content) if isinstance(content, list) else [content]
+    return tuple(_number(value, where) * factor for value in values), ()
+
+
+def _step(key: str, where: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", key):
+        raise EvenloadError(f"{key!r} is no number of a step", where=where)
+    return int(key)
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e15:
+        raise EvenloadError(f"{str(value)[:40]!r} is no amount of memory", where=where)
+    return float(value)
