@@ -286,16 +286,18 @@ def _outside(ledger: Ledger) -> Iterator[Unreleased]:
     """Growth of the process beyond PyTorch's memory on the host, from the host lines of the steps."""
     lines = [line for line in ledger.host if line.resident >= 0]
     lines = lines[2:]  # libraries load and pools fill in the first steps
-    if len(lines) < 4:
+    if len(lines) < 6:
         return
     of_host = np.array([name in ("cpu", "pinned") for name in ledger.devices], dtype=np.bool_)
     mine = curve(ledger, rows=of_host[ledger.allocations.device])
-    rest = [line.resident - mine.at(line.index) for line in lines]
-    changes = np.diff(np.array(rest, dtype=np.float64))
+    own = np.diff(np.array([mine.at(line.index) for line in lines], dtype=np.float64))
+    changes = np.diff(np.array([line.resident for line in lines], dtype=np.float64)) - own
     half = len(changes) // 2
     per_step = float(np.median(changes))
+    # Where tensors on the host grow, the allocator of the process grows around them.
+    enough = max(_NOISE, 0.5 * abs(float(np.median(own))))
     steady = np.mean(changes > 0.25 * per_step) >= 0.75 and changes[half:].sum() >= 0.5 * changes[:half].sum()
-    if per_step >= _NOISE and changes.sum() >= 4 * _NOISE and steady:
+    if per_step >= enough and changes.sum() >= 4 * enough and steady:
         yield Unreleased(
             leak=LeakClass.OUTSIDE,
             nbytes=int(changes.sum()),
