@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
 
 
 def gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
@@ -48,3 +50,39 @@ def allocated(run: Callable[[], Any]) -> tuple[int, int, Any]:
         level += event.nbytes()
         peak = max(peak, level)
     return level, peak, result
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the storages that operators made and that are still there, as they are now.
+
+    Where other threads let go of memory, the allocator's events do not show it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented
+        before = {_storage(tensor).cdata for tensor in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            reference = _storage(tensor)
+            if reference.cdata not in before:
+                self._made[reference.cdata] = reference
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes now."""
+        left = [one for one in self._made.values() if not one.expired()]
+        return sum(torch.UntypedStorage._new_with_weak_ptr(one.cdata).nbytes() for one in left)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())

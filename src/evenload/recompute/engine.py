@@ -15,7 +15,6 @@ from evenload.recompute.errors import RecomputeError
 from evenload.recompute.follow import Follower
 from evenload.recompute.frame import Dropped, Frame, let_go, unpack
 from evenload.recompute.full import run_whole
-from evenload.recompute.geometry import view
 from evenload.recompute.layer_plan import LayerPlan, make_plan
 from evenload.recompute.likeness import Key, Watch, arguments_key, surroundings
 from evenload.recompute.program import Cell
@@ -198,10 +197,8 @@ def _cells(recording: Recording, plan: LayerPlan) -> list[Cell]:
     """What the recorded forward itself keeps to start from."""
     cells: list[Cell] = []
     for leaf in plan.program.leaves:
-        at = leaf.captured
-        anchor = recording.live(leaf.value)
         cells.append(Cell())
-        cells[-1].fill(view(anchor, at.size, at.stride, at.start - leaf.anchor.start, at.dtype))
+        cells[-1].fill(recording.taken(leaf.value, leaf.source))
     for draw in plan.program.draws:
         cells.append(Cell())
         cells[-1].fill(recording.state_before(draw.step))

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from evenload.recompute._torch_private import FakeTensor, kind_of, version
+from evenload.recompute._torch_private import kind_of, version
 from evenload.recompute.errors import changed_since
-from evenload.recompute.geometry import Ref, equal_bits, view
+from evenload.recompute.geometry import Ref, equal_bits, matches, same_layout, view
 from evenload.recompute.layer_plan import Drop, LayerPlan, Save
 from evenload.recompute.program import Cell, Program
 from evenload.recompute.rerun import Memory
@@ -113,7 +113,9 @@ class Frame:
             return self._unexpected(tensor, _difference(at, save, tensor))
         if tensor.shape != save.size or tensor.dtype is not save.dtype:
             return self._unexpected(tensor, _difference(at, save, tensor))
-        if save.stride is not None and (tensor.layout is not torch.strided or tensor.stride() != save.stride):
+        if save.stride is not None and not (
+            tensor.layout is torch.strided and same_layout(save.size, tensor.stride(), save.stride)
+        ):
             return self._unexpected(tensor, _difference(at, save, tensor))
         if save.drop is None:
             kept = Kept(_detached(tensor), version(tensor), save.label)
@@ -139,12 +141,7 @@ class Frame:
         """Keep a tensor as a leaf."""
         plain = tensor if type(tensor) is torch.Tensor else unwrap(tensor)[0]
         expected = self.plan.program.leaves[leaf].captured
-        if (
-            plain is None
-            or plain.shape != expected.size
-            or plain.stride() != expected.stride
-            or plain.dtype is not expected.dtype
-        ):
+        if plain is None or not matches(plain, expected.size, expected.stride, expected.dtype):
             self.differs(f"{self.plan.program.leaves[leaf].label} has another shape or type")
         else:
             self.cells[leaf].fill(plain)
@@ -157,12 +154,12 @@ class Frame:
         """Compute what is to be dropped again, while it is still there: what comes out otherwise must stay.
 
         Returns:
-            Whether it was tried; fake tensors have no content.
+            Whether it was tried, or cannot be.
         """
         program, memory = self.plan.program, Memory()
         if self.mismatch is not None or any(call.collective for call in program.calls):
             return True
-        if any(isinstance(dropped.inside[0], FakeTensor) for dropped, _ in self._dropped):
+        if not all(cell.readable for cell in self.cells):
             return False
         for dropped, save in self._dropped:
             if save.drop is not None and isinstance(dropped.inside, Kept):

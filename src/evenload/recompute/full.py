@@ -28,11 +28,11 @@ def run_whole(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slicing: Slicing | None
 ) -> Any:
     """Run a layer so that backward runs all of it again, from its arguments."""
-    names = tuple(kwargs)
+    names, count = tuple(kwargs), len(args)  # `run` lives until backward: it must not hold the arguments themselves
 
     def run(*everything: Any) -> Any:
-        named = dict(zip(names, everything[len(args) :], strict=True))
-        return forward(*everything[: len(args)], **named)
+        named = dict(zip(names, everything[count:], strict=True))
+        return forward(*everything[:count], **named)
 
     everything = (*args, *kwargs.values())  # by position, so that names such as `use_reentrant` stay the layer's own
     source = next(tensors(everything), None)
@@ -84,10 +84,10 @@ class Slicing:
 
     def hook(self, source: torch.Tensor) -> Callable[[torch.Tensor], Slice | Whole]:
         """A saved-tensor hook that slices one tensor and keeps all others."""
-        address = source.data_ptr()
+        address, shape = source.data_ptr(), source.shape  # autograd holds on to the hook: it must not hold the tensor
 
         def pack(tensor: torch.Tensor) -> Slice | Whole:
-            if tensor.data_ptr() != address or tensor.shape != source.shape:
+            if tensor.data_ptr() != address or tensor.shape != shape:
                 return Whole(tensor if tensor.is_leaf else tensor.detach(), version(tensor))
             ranks, rank = self._group.size(), self._group.rank()
             part = tensor.detach().view(-1).chunk(ranks)[rank].clone()

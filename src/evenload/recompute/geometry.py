@@ -54,7 +54,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def matches(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Whether a tensor has this shape, layout and type."""
-    return tensor.shape == size and tensor.dtype is dtype and tensor.stride() == stride
+    return tensor.shape == size and tensor.dtype is dtype and same_layout(size, tensor.stride(), stride)
+
+
+def same_layout(size: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether tensors of one size with these strides lie alike.
+
+    Along a dimension of one element the stride says nothing, and fake tensors choose it otherwise than real ones.
+    """
+    if one == other:
+        return True
+    return len(one) == len(other) and all(a == b or n == 1 for n, a, b in zip(size, one, other, strict=True))
 
 
 def view(base: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], distance: int, dtype: torch.dtype):

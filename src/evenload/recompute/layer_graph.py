@@ -85,7 +85,8 @@ def _names(recording: Recording) -> tuple[str, ...]:
 def _name(recording: Recording, value: Value) -> str:
     if value.step is not None:
         return label(recording.steps[value.step])
-    for source, _ in value.sources:
+    for sighting in value.sightings:
+        source = sighting.source
         if source.kind == "parameter":
             return source.at[0]
         if source.kind == "argument":
@@ -124,7 +125,7 @@ def _saves(recording: Recording, steps: int, count: int) -> dict[int, tuple[int,
 
 
 def _value(recording: Recording, value: Value, name: str, hooks_only: bool) -> GraphValue:
-    reachable = not hooks_only or any(within_reach(source) for source, _ in value.sources)
+    reachable = not hooks_only or any(within_reach(sighting.source) for sighting in value.sightings)
     outlives = value.number in recording.outputs[1:]
     if hooks_only:  # a tensor that is saved where the code depends on data cannot be told from others: it is kept
         outlives |= value.number in _late(recording)
@@ -174,7 +175,7 @@ def _operator(recording: Recording, step: Step, names: Sequence[str], saves: Seq
             *(names[number] for number in reads),
             *((_generator_name(step),) if step.random is not None else ()),
         ),
-        outputs=tuple(names[number] for number in step.results),
+        outputs=tuple(names[number] for number in step.results if not values[number].held),
         parts=_parts(recording, step, names, reads),
         saves=tuple(names[number] for number in saves),
         flops=step.flops,

@@ -187,9 +187,15 @@ class _Builder:
 
     def _leaf(self, number: int) -> Leaf:
         value = self._recording.values[number]
-        reachable = [one for one in value.sources if not self._hooks_only or within_reach(one[0])]
-        source, at = min(reachable, key=lambda one: _PREFERRED[one[0].kind])
-        return Leaf(value=number, source=source, captured=at, anchor=value.anchor, label=self._view.names[number])
+        reachable = [one for one in value.sightings if not self._hooks_only or within_reach(one.source)]
+        best = min(reachable, key=lambda one: _PREFERRED[one.source.kind])
+        return Leaf(
+            value=number,
+            source=best.source,
+            captured=best.at,
+            anchor=value.anchor,
+            label=self._view.names[number],
+        )
 
     def _call(self, step: Step) -> Call:
         writes = tuple((write.before, write.after) for write in step.writes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evenload.recompute._torch_private import version
+from evenload.recompute._torch_private import FakeTensor, version
 from evenload.recompute.errors import changed_since, missing
 from evenload.recompute.geometry import Geometry, view
 from evenload.recompute.values import Source
@@ -62,6 +62,14 @@ class Cell:
     def filled(self) -> bool:
         """Whether there is something in it."""
         return self._tensor is not None
+
+    @property
+    def readable(self) -> bool:
+        """Whether its content is there: not so for fake tensors, and for weights that FSDP has let go of meanwhile."""
+        tensor = self._tensor
+        if tensor is None or isinstance(tensor, FakeTensor):
+            return False
+        return not tensor.numel() or tensor.untyped_storage().nbytes() > 0
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Keep a tensor as it is now."""

@@ -9,7 +9,6 @@ from collections import Counter
 
 import torch
 
-from evenload.recompute._torch_private import FakeTensor
 from evenload.recompute.errors import StaleTensorError
 from evenload.recompute.geometry import equal_bits
 from evenload.recompute.layer_plan import LayerPlan
@@ -21,14 +20,12 @@ from evenload.recompute.values import Recording
 def first_difference(recording: Recording, plan: LayerPlan, cells: list[Cell]) -> int | None:
     """The first step that gives something else when it runs again; None if all is equal to the bit.
 
-    Collectives are not tried: other ranks may not be recording now. Nor are fake tensors, which have no content.
+    Collectives are not tried: other ranks may not be recording now.
     """
     program = plan.program
-    if any(call.collective for call in program.calls):
+    if any(call.collective for call in program.calls) or not all(cell.readable for cell in cells):
         return None
     bases = {leaf.value: cell.anchor(leaf) for leaf, cell in zip(program.leaves, cells, strict=False)}
-    if any(isinstance(base, FakeTensor) for base in bases.values()):
-        return None
     states = dict(zip([draw.step for draw in program.draws], cells[len(program.leaves) :], strict=True))
     left = Counter(needed for call in program.calls for needed in call.needs)
     with quiet():

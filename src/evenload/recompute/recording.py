@@ -23,7 +23,7 @@ from evenload.recompute._torch_private import (
 from evenload.recompute.aten import draws, flops, is_inert, reads_data, reads_only_shape, unrepeatable
 from evenload.recompute.geometry import Ref, geometry, is_plain, ref
 from evenload.recompute.names import CallNames, ModulePath
-from evenload.recompute.values import Recording, Saved, Source, Step, Value, Write
+from evenload.recompute.values import Recording, Saved, Sighting, Source, Step, Value, Write
 from evenload.recompute.wrappers import tensors, unwrap
 
 
@@ -52,14 +52,14 @@ class Recorder(TorchDispatchMode):
             value = self._value(plain)
             value.held = True
             value.trainable = tensor.requires_grad
-            value.sources.append((Source("parameter", (name,)), geometry(plain)))
+            _sight(value, Source("parameter", (name,)), plain)
 
     def argument(self, position: int, tensor: torch.Tensor) -> None:
         """Make a tensor argument of the layer known."""
         plain, _ = unwrap(tensor)
         if plain is not None and is_plain(plain):
             value = self._value(plain)
-            value.sources.append((Source("argument", (position,)), geometry(plain)))
+            _sight(value, Source("argument", (position,)), plain)
             if tensor.is_leaf and tensor.requires_grad:
                 value.held = True  # autograd's graph holds it, to give it its gradient
             if self._input is None:
@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
             plain, _ = unwrap(tensor)
             if plain is not None and is_plain(plain):
                 source = Source("module", (path, call, end, position), self._is_late())
-                self._value(plain).sources.append((source, geometry(plain)))
+                _sight(self._value(plain), source, plain)
 
     # What the layer does
 
@@ -82,7 +82,9 @@ class Recorder(TorchDispatchMode):
         if any(map(is_wrapper_type, types)):
             return NotImplemented
         if is_inert(func):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._hand_on(args, result)
+            return result
         self._is_late()
         step = Step(
             number=len(self._steps),
@@ -123,9 +125,12 @@ class Recorder(TorchDispatchMode):
         if plain is not None and is_plain(plain):
             value = self._value(plain)
             at = ref(value.number, plain, value.anchor)
-            value.sources.append((Source("pack", (number,), late), geometry(plain)))
-            if value.step is None and value.number != self._input:
-                value.held = True  # nobody in the layer made it, so that it stays with recomputation as without
+            _sight(value, Source("pack", (number,), late), plain)
+            outside = value.step is None and value.number != self._input
+            if outside or isinstance(tensor, torch.nn.Parameter):
+                # what nobody in the layer made stays with recomputation as without; so does a weight, which FSDP may
+                # gather while the layer runs
+                value.held = True
         self._saved.append(
             Saved(
                 number=number,
@@ -145,10 +150,14 @@ class Recorder(TorchDispatchMode):
         outputs = [unwrap(tensor)[0] for tensor in tensors(result)]
         known = [tensor for tensor in outputs if tensor is not None and is_plain(tensor)]
         numbers = tuple(self._value(tensor).number for tensor in known)
+        self._part_with_what_is_gone()
         for value in self._values:
             if value.tensor is not None:
                 value.differentiable = value.tensor.requires_grad
                 value.tensor = value.tensor.detach()
+            for sighting in value.sightings:
+                if sighting.tensor is not None:
+                    sighting.tensor = sighting.tensor.detach()
         return Recording(
             values=self._values,
             steps=self._steps,
@@ -158,6 +167,16 @@ class Recorder(TorchDispatchMode):
             sure_steps=self._sure[0] if self._sure else len(self._steps),
             sure_saves=self._sure[1] if self._sure else len(self._saved),
         )
+
+    def _part_with_what_is_gone(self) -> None:
+        """Steps that read weights which FSDP has let go of by now cannot run again until it gathers them again."""
+        gone = {
+            value.number
+            for value in self._values
+            if value.nbytes and value.tensor is not None and not value.tensor.untyped_storage().nbytes()
+        }
+        for step in self._steps:
+            step.once = step.once or not gone.isdisjoint(step.reads)
 
     def _is_late(self) -> bool:
         """Whether the layer's code has looked at data by now."""
@@ -210,8 +229,15 @@ class Recorder(TorchDispatchMode):
             self._storages.append(tensor.untyped_storage())
             value = self._values[self._new(tensor, step.number)]
             self._current[key] = value.number
-        value.sources.append((Source("step", (step.number, result)), geometry(tensor)))
+        _sight(value, Source("step", (step.number, result)), tensor)
         return value.number if value.step == step.number and not _wrote(step, value.number) else None
+
+    def _hand_on(self, args: tuple[Any, ...], result: Any) -> None:
+        """Waiting for a collective gives back what came in; on fake tensors it gives another that stands for it."""
+        for tensor, given in zip(tensors(result), tensors(args), strict=False):
+            if is_plain(tensor) and is_plain(given) and storage_key(tensor) not in self._current:
+                self._storages.append(tensor.untyped_storage())
+                self._current[storage_key(tensor)] = self._value(given).number
 
     def _encoded(self, argument: Any, reads: dict[int, None]) -> Any:
         """An argument with tensors turned into what they show."""
@@ -224,6 +250,10 @@ class Recorder(TorchDispatchMode):
         if isinstance(argument, (list, tuple)):
             return [self._encoded(one, reads) for one in cast("list[Any]", argument)]
         return argument
+
+
+def _sight(value: Value, source: Source, tensor: torch.Tensor) -> None:
+    value.sightings.append(Sighting(source, geometry(tensor), tensor))
 
 
 class _NotPlainError(Exception):

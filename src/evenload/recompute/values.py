@@ -26,6 +26,17 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
+class Sighting:
+    """A tensor on a value, at a place where it can be taken when the layer runs again."""
+
+    source: Source
+    at: Geometry
+    """How it lies in its storage."""
+    tensor: torch.Tensor | None
+    """The tensor itself; None once the recording is over."""
+
+
+@dataclass(slots=True)
 class Value:
     """The content of one storage, from one write to the next."""
 
@@ -45,8 +56,8 @@ class Value:
     overwritten: bool = False
     differentiable: bool = False
     """Autograd makes a gradient for it."""
-    sources: list[tuple[Source, Geometry]] = field(default_factory=list[tuple[Source, Geometry]])
-    """Where it can be taken from when the layer runs again, and how the tensor there lies."""
+    sightings: list[Sighting] = field(default_factory=list[Sighting])
+    """Where it can be taken from when the layer runs again."""
 
 
 @dataclass(slots=True)
@@ -145,15 +156,17 @@ class Recording:
         """Let go of all tensors: the steps outlive the forward in plans."""
         for value in self.values:
             value.tensor = None
+            for sighting in value.sightings:
+                sighting.tensor = None
         for step in self.steps:
             step.random = None
 
-    def live(self, value: int) -> torch.Tensor:
-        """The anchor of a value that was not written over."""
-        tensor = self.values[value].tensor
-        if tensor is None:
-            raise missing(f"value {value}")
-        return tensor
+    def taken(self, value: int, source: Source) -> torch.Tensor:
+        """The tensor that was seen at a source of a value."""
+        for sighting in self.values[value].sightings:
+            if sighting.source == source and sighting.tensor is not None:
+                return sighting.tensor
+        raise missing(f"value {value}")
 
     def state_before(self, step: int) -> torch.Tensor:
         """The generator before a step that drew from it."""
