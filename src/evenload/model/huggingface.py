@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evenload.errors import EvenloadError, did_you_mean
+from evenload.errors import EvenloadError, did_you_mean, shown
 from evenload.files import read_json
 from evenload.model.architectures import INNER, decoder_keys
 from evenload.model.families import Family, assemble
@@ -133,7 +133,7 @@ def _notices(outer: Keys, keys: Keys) -> None:
             "quantization_config",
         )
     named = as_list(outer.mapping.get("architectures")) or []
-    other = [str(a) for a in named if "CausalLM" not in str(a) and "Generation" not in str(a)]
+    other = [name for name in map(_named, named) if "CausalLM" not in name and "Generation" not in name]
     if other:
         outer.note(f"{other[0]} is read as a causal language model with an output projection", "architectures")
     for reader in {id(outer): outer, id(keys): keys}.values():
@@ -154,3 +154,7 @@ def _ignored(outer: Keys, keys: Keys) -> tuple[str, ...]:
         return outer.unread()
     prefix = keys.path.removeprefix("$.")
     return (*outer.unread(), *(f"{prefix}.{key}" for key in keys.unread()))
+
+
+def _named(architecture: object) -> str:
+    return architecture[:100] if isinstance(architecture, str) else shown(architecture)
