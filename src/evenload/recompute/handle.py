@@ -71,6 +71,10 @@ class Handle:
         """The operators of every layer that has run, by the layer's path."""
         return {state.name: state.last.everything for state in self._states if state.last is not None}
 
+    def saved_tensors(self) -> Mapping[str, int]:
+        """How many tensors autograd saved in the last forward of every layer that has run, by the layer's path."""
+        return {state.name: len(state.last.saves) for state in self._states if state.last is not None}
+
     def __enter__(self) -> Self:
         return self
 
