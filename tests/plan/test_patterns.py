@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -383,3 +384,51 @@ def test_the_pattern_of_a_name_matches_that_name(name):
 def test_the_default_patterns_are_regular_expressions_of_the_grammar():
     for text in (*DEFAULT_SELECT, *DEFAULT_COMM):
         assert all(re.compile(part) for part in text.split(r"\."))
+
+
+# ---- layers written as in torchtitan ----
+
+TITAN = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.qkv_linear.wq",
+    "self_attn.k_proj": "attention.qkv_linear.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn": "attention.inner_attention",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.act_fn": "feed_forward",
+    "mlp": "feed_forward",
+}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(*DEFAULT_SELECT, *DEFAULT_COMM),
+        *(
+            r"feed_forward\.w1\.matmul",
+            r"feed_forward\.w3\.matmul",
+            r"mlp\.gate_proj",
+            r"mlp\.act_fn",
+            r"mlp\.act_fn\.silu",
+        ),
+        *(r"attention\.wq", r"self_attn\.q_proj\.linear", r"ffn_norm\.norm", "attention_norm", r"mlp\..*", "self_attn"),
+        *(r"attention\.flash_attention", r"self_attn\.scaled_dot_product_attention", r"self_attention\.core_attention"),
+    ],
+)
+def test_a_torchtitan_layer_answers_to_what_a_hugging_face_layer_answers(pattern):
+    here = llama()
+    there = replace(here, operators=tuple(replace(one, path=TITAN.get(one.path, one.path)) for one in here.operators))
+    assert match(pattern, there).indices == match(pattern, here).indices != ()
+
+
+def test_a_torchtitan_layer_answers_to_its_own_names():
+    titan = llama()
+    titan = replace(titan, operators=tuple(replace(one, path=TITAN.get(one.path, one.path)) for one in titan.operators))
+    assert hits(r"feed_forward\.silu", titan) == {"feed_forward.silu"}
+    assert hits(r"attention\.qkv_linear\.wq", titan) == {"attention.qkv_linear.wq.linear.mm"}
+    inside = hits(r"attention\.inner_attention\..*", titan)
+    assert any(one.startswith("attention.inner_attention.scaled_dot_product_attention") for one in inside)

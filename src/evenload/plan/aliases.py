@@ -48,7 +48,7 @@ def names(graph: Graph) -> tuple[Names, ...]:
     (`linear.mm`), and the words that MindFormers uses for it: `matmul` for every matrix product, `norm` for every
     operator of a norm, `cast` for a change of type.
     """
-    table = _modules({operator.path for operator in graph.operators})
+    table = _modules({_canonical(operator) for operator in graph.operators})
     return tuple(_names(operator, table) for operator in graph.operators)
 
 
@@ -67,18 +67,38 @@ def _split(path: str) -> Name:
 def _paths(operator: Operator, table: Mapping[str, tuple[str, ...]]) -> Iterable[str]:
     """The module path of an operator in every style: the longest known beginning is renamed, the rest stays."""
     yield operator.path
-    head, rest = operator.path, ""
-    while head and head not in table:
-        head, _, last = head.rpartition(".")
-        rest = f".{last}{rest}"
+    path = _canonical(operator)
+    if path != operator.path:
+        yield path
+    head, rest = _known_beginning(path, table)
     for other in table.get(head, ()):
         yield other + rest
-    if operator.path == "self_attn":
+    if path == "self_attn":
         words = _words(operator)
         if _fused_attention(operator):
             yield from ("self_attention.core_attention", "attention.flash_attention", "attention.inner_attention")
         elif words & _CORE_ATTENTION:
             yield from ("self_attention.core_attention", "attention.inner_attention")
+
+
+def _known_beginning(path: str, table: Mapping[str, object]) -> tuple[str, str]:
+    """The longest beginning of a path that a table knows, and the rest with its dot."""
+    head, rest = path, ""
+    while head and head not in table:
+        head, _, last = head.rpartition(".")
+        rest = f".{last}{rest}"
+    return head, rest
+
+
+def _canonical(operator: Operator) -> str:
+    """The Hugging Face path of an operator whose layer is written as in torchtitan; others stay as they are."""
+    head, rest = _known_beginning(operator.path, _TORCHTITAN)
+    if not head:
+        return operator.path
+    path = _TORCHTITAN[head] + rest
+    if path in _GATED and _words(operator) & _ACTIVATIONS:  # called as a function there, a module of its own here
+        return f"{path}.act_fn"
+    return path
 
 
 def _own_names(operator: Operator) -> set[Name]:
@@ -222,3 +242,31 @@ _EXPERTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "mlp.shared_expert_gate": ("feed_forward.shared_experts_gate", "moe.shared_experts_gate"),
 }
+_TORCHTITAN: Final[Mapping[str, str]] = {
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention": "self_attn",
+    "attention.inner_attention": "self_attn",
+    "attention.qkv_linear": "self_attn",
+    **{
+        f"attention.{inside}w{letter}": f"self_attn.{letter}_proj" for inside in ("", "qkv_linear.") for letter in "qkv"
+    },
+    "attention.qkv_linear.wqkv": "self_attn.qkv_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj",
+    **{
+        f"{there}{module}": f"{here}{name}"
+        for there, here in (("feed_forward", "mlp"), ("moe.shared_experts", "mlp.shared_experts"))
+        for module, name in (("", ""), (".w1", ".gate_proj"), (".w2", ".down_proj"), (".w3", ".up_proj"))
+    },
+    "moe": "mlp",
+    "moe.router": "mlp.gate",
+    "moe.experts": "mlp.experts",
+}
+"""Module path in torchtitan -> in Hugging Face."""
+_GATED: Final = frozenset({"mlp", "mlp.experts", "mlp.shared_experts"})
+_ACTIVATIONS: Final = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh"})
