@@ -9,11 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from evenload.recompute.errors import RecomputeError, StaleTensorError
     from evenload.recompute.handle import Handle, apply
+    from evenload.recompute.report import Report
+    from evenload.recompute.selective import Selective, selective_checkpoint
 
-__all__ = ["Handle", "apply"]
+__all__ = ["Handle", "RecomputeError", "Report", "Selective", "StaleTensorError", "apply", "selective_checkpoint"]
 
-_HOMES: Final = {"Handle": "handle", "apply": "handle"}
+_HOMES: Final = {
+    "Handle": "handle",
+    "RecomputeError": "errors",
+    "Report": "report",
+    "Selective": "selective",
+    "StaleTensorError": "errors",
+    "apply": "handle",
+    "selective_checkpoint": "selective",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,10 @@ with an error that says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, Final
 
 import torch
+from torch._dynamo.eval_frame import OptimizedModule  # a dispatch mode would import it late, and hold its frames
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -27,6 +27,7 @@ __all__ = [
     "gathers_again",
     "graph_task",
     "in_functorch",
+    "is_compiled",
     "is_wrapper",
     "is_wrapper_type",
     "kind_of",
@@ -60,9 +61,6 @@ def _found(path: str) -> Callable[..., Any]:
     return found
 
 
-# A dispatch mode imports this when it is first called, and the import holds on to the frames of that call.
-import_module("torch._dynamo")
-
 _graph_task_id = _found("_C._current_graph_task_id")
 _sequence_nr = _found("_C._autograd._get_sequence_nr")
 _top_hooks = _found("_C._autograd._top_saved_tensors_default_hooks")
@@ -81,6 +79,11 @@ def graph_task() -> int:
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Call something once when the backward that runs now is over."""
     _queue_callback(call)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether `torch.compile` stands round a module, or was asked to when the module is called."""
+    return isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def kind_of(tensor: torch.Tensor) -> type:

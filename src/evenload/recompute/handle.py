@@ -6,16 +6,17 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 import torch
 
 from evenload.errors import EvenloadError
 from evenload.plan.operators import Graph
 from evenload.plan.policy import LayerPolicy, Policy
-from evenload.recompute._torch_private import gathers_again
+from evenload.recompute._torch_private import gathers_again, is_compiled
 from evenload.recompute.engine import run
 from evenload.recompute.full import Group, Slicing, divided_by_fsdp, gather_again, sharing_ranks
+from evenload.recompute.layer_plan import LayerPlan
 from evenload.recompute.layers import Named, find_layers
 from evenload.recompute.policies import as_policy
 from evenload.recompute.rehearsal import rehearse as rehearse_module
@@ -31,7 +32,9 @@ class Handle:
     `remove` ends it; as a context manager it ends with the block.
     """
 
-    def __init__(self, module: torch.nn.Module, states: Sequence[LayerState], restore: Callable[[], None]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, states: Sequence[LayerState], restore: Callable[[], None] = lambda: None
+    ) -> None:
         self._module: Final = module
         self._states: Final = tuple(states)
         self._restore = restore
@@ -44,8 +47,8 @@ class Handle:
             mine = state.layer.__dict__.get("forward")
             if isinstance(mine, _Forward) and mine.state is state:
                 del state.layer.__dict__["forward"]
-        self._restore()
-        self._restore = _nothing
+        restore, self._restore = self._restore, _nothing
+        restore()
 
     def report(self) -> Report:
         """What recomputation does, layer kind by layer kind, as far as the layers have run."""
@@ -69,17 +72,26 @@ class Handle:
 
     def graphs(self) -> Mapping[str, Graph]:
         """The operators of every layer that has run, by the layer's path."""
-        return {state.name: state.last.everything for state in self._states if state.last is not None}
+        return {name: plan.everything for name, plan in self.plans().items()}
+
+    def plans(self) -> Mapping[str, LayerPlan]:
+        """The plan of every layer's last forward, by the layer's path."""
+        return {state.name: state.last for state in self._states if state.last is not None}
 
     def saved_tensors(self) -> Mapping[str, int]:
         """How many tensors autograd saved in the last forward of every layer that has run, by the layer's path."""
-        return {state.name: len(state.last.saves) for state in self._states if state.last is not None}
+        return {name: len(plan.saves) for name, plan in self.plans().items()}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+_run: Final[Callable[..., Any]] = cast("Any", torch.compiler).disable(
+    run, reason="evenload recomputes this layer; evenload.recompute.selective_checkpoint does so in compiled blocks"
+)
 
 
 class _Forward:
@@ -95,7 +107,7 @@ class _Forward:
         update_wrapper(self, self._forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return run(self.state, self._forward, args, kwargs)
+        return _run(self.state, self._forward, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
         state = self.state
@@ -202,6 +214,11 @@ def _require_free(named: Sequence[Named]) -> None:
         if isinstance(layer.__dict__.get("forward"), _Forward):
             raise EvenloadError(
                 f"layer {name!r} is recomputed already", fix="call `remove()` on its handle before applying another"
+            )
+        if any(map(is_compiled, layer.modules())):
+            raise EvenloadError(
+                f"layer {name!r} is compiled, or something in it is, so that its operators cannot be seen",
+                fix="use `evenload.recompute.selective_checkpoint` for compiled blocks, or leave them uncompiled",
             )
         if getattr(layer, "gradient_checkpointing", False):
             raise EvenloadError(

@@ -75,7 +75,7 @@ class LayerPlan:
     from_generators: Mapping[int, int]
     """Step that draws -> leaf, of the mode path."""
     trace: tuple[Step, ...]
-    """All operators in order, of the mode path."""
+    """All operators in order."""
     outside: frozenset[int]
     """Values that are there before the layer runs."""
     graph: LayerGraph
@@ -152,7 +152,7 @@ class _Builder:
             from_modules=_by_module(leaves),
             from_steps=_by_step(leaves),
             from_generators={step.number: at for at, step in enumerate(random, len(leaves))},
-            trace=tuple(self._recording.steps) if path == "mode" else (),
+            trace=tuple(self._recording.steps),
             outside=frozenset(value.number for value in self._recording.values if value.step is None),
             graph=self._view,
             everything=self._everything,

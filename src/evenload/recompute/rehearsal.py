@@ -12,17 +12,22 @@ from torch.utils._pytree import tree_map_only
 
 from evenload.recompute.errors import RecomputeError
 from evenload.recompute.likeness import SIMPLE
+from evenload.recompute.wrappers import tensors
 
 
 def rehearse(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Run a module's forward on fake tensors; its own parameters and buffers stay as they are.
+
+    A module on the meta device runs as if it were on the device of its first argument, whose kernels it will use.
 
     Raises:
         RecomputeError: it cannot run on fake tensors, for example because its code depends on data.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    fakes: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
+    first = next(tensors((args, dict(kwargs))), None)
+    device = first.device if first is not None else torch.device("cpu")
+    fakes = {name: _fake(mode, tensor, device) for name, tensor in state.items()}
     fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, dict(kwargs)))
     try:
         with mode:
@@ -32,6 +37,14 @@ def rehearse(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
             f"the model cannot be rehearsed on fake tensors: {type(error).__name__}: {error}",
             fix="leave the rehearsal out: the first real forward records the layers",
         ) from error
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor)
+    with mode:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def can_rehearse(tree: Any) -> bool:
