@@ -138,6 +138,26 @@ def test_a_plan_file_is_run_as_it_says(capsys, config, tmp_path):
     assert said["peak"] == flags["peak"]
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("setup: {seq: 64, pp: 3}\nlayout: [[1, 1, 1]]", "pp"),
+        ("setup: {seq: 64, interleave: 3, schedule: interleaved_1f1b}\nlayout: [[1], [1], [1]]", "interleave"),
+        ("setup: {seq: 64, tp: 2}\nlayout: [[3]]", "tp"),
+        ("setup: {seq: 64, dp: 2, zero: 3}\nlayout: [[3]]", "dp"),
+        ("setup: {seq: 64, zero: 1}\nlayout: [[3]]", "zero"),
+    ],
+)
+def test_a_plan_for_several_devices_is_refused_rather_than_run_as_one(capsys, config, tmp_path, said, name):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"model: {config}\n{said}\npolicy: {{full: none}}\n")
+    assert main(["dryrun", str(plan), "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"$.{name}: {name} is" in captured.err
+    assert "one device" in captured.err
+
+
 def test_a_function_of_the_user_is_run_with_shapes_a_step_or_its_own_inputs(capsys, program):
     shapes = answer(capsys, f"{program}:build", "--input", "2x3x32x32")
     own = answer(capsys, f"{program}:with_inputs")

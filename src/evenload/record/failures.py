@@ -45,8 +45,8 @@ def _told(error: Exception, rehearsal: Rehearsal) -> EvenloadError:
         return EvenloadError(
             f"{operator}{at} needs the data of a tensor, and a dry run has shapes only",
             where=place,
-            fix="run it for real with fewer layers: evenload dryrun TARGET --real --layers 2; or take the data out of "
-            "the decision (experts: grouped_mm)",
+            fix="run a model of fewer layers for real, under evenload track; or take the data out of the decision "
+            "(experts: grouped_mm)",
         )
     text = str(error).strip().splitlines()
     return EvenloadError(

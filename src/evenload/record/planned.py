@@ -21,6 +21,8 @@ from evenload.record.training import OptimizerName, Training, make_optimizer
 from evenload.setup import Setup
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DEGREES: Final = ("pp", "interleave", "tp", "cp", "dp", "ep")
+_ONE_DEVICE: Final = "a dry run runs the whole model on one device"
 
 
 def prepare_plan(
@@ -79,8 +81,8 @@ def check_runnable(plan: Plan) -> None:
     setup = plan.setup
     for name, wrong, why, fix in (
         ("backend", setup.backend != "torch", "a dry run executes PyTorch's own modules", "use --backend torch"),
-        ("cp", setup.cp > 1, "context parallelism is not run", "leave cp at 1"),
-        ("ep", setup.ep > 1, "expert parallelism is not run: its exchange needs the data", "leave ep at 1"),
+        *((name, getattr(setup, name) > 1, _ONE_DEVICE, f"leave {name} at 1") for name in _DEGREES),
+        ("zero", setup.zero > 0, _ONE_DEVICE, "leave zero at 0"),
         ("dtype", setup.dtype not in DTYPES, "no PyTorch module computes in it by itself", "use bf16, fp16 or fp32"),
         *_type_rules(setup),
     ):
@@ -107,7 +109,7 @@ def _type_rules(setup: Setup) -> tuple[tuple[str, bool, str, str], ...]:
             "master_weights",
             setup.main_copies and not setup.fsdp_mixed,
             "PyTorch's own optimizers have no main copies",
-            "use --dtype fp32 with --autocast bf16, or --zero 3",
+            "use --dtype fp32 with --autocast bf16",
         ),
         ("grad_dtype", setup.gradient_dtype != setup.parameter_dtype, same, "leave grad_dtype out"),
         ("optimizer_dtype", setup.moment_dtype != setup.parameter_dtype, same, "leave optimizer_dtype out"),
