@@ -122,9 +122,11 @@ def test_a_model_is_planned_and_written_for_mindformers(run, tmp_path):
 def test_a_mindformers_file_is_edited_in_place_of_its_layout(run, tmp_path):
     settings = Path(__file__).parents[2] / "examples" / "mindformers" / "pretrain_llama2_70b.yaml"
     out_file = tmp_path / "new.yaml"
-    words = [settings, "--memory", "64GiB", "--effort", "quick", "--no-explain"]
-    code, _, _ = run(*words, "--out", out_file, "--to", "mindformers", "--into", settings)
-    assert code == 0
+    words = [settings, "--memory", "64GiB", "--effort", "quick", "--no-explain", "--to", "mindformers"]
+    assert run(*words, "--out", out_file)[0] == 0
+    named = out_file.with_name("named.yaml")
+    assert run(*words, "--out", named, "--into", settings)[0] == 0
+    assert named.read_text() == out_file.read_text()
     before, after = settings.read_text().splitlines(), out_file.read_text().splitlines()
     comments = [line for line in before if line.lstrip().startswith("#")]
     assert all(line in after for line in comments)
@@ -138,8 +140,18 @@ def test_nothing_fits_is_exit_code_1_with_the_term_and_the_limit_that_would_do(r
     assert answer["fits"] is False
     assert answer["needed"] > 150
     assert "no plan fits in 150 MB" in err
-    again = run("--profile", table, "--pp", "4", "--micro-batches", "8", "--memory", answer["needed"], "--json")
-    assert again[0] == 0
+    words = ["--profile", table, "--micro-batches", "8", "--no-explain", "--memory"]
+    assert run(*words, answer["needed"], "--pp", "4")[0] == 0
+    for remedy in answer["remedies"]:
+        assert run(*words, remedy["needed"], *remedy["name"].split())[0] == 0
+
+
+def test_a_model_that_does_not_fit_is_told_which_degrees_would(run):
+    words = ["llama-3-70b", "--pp", "4", "--micro-batches", "8", "--effort", "quick", "--no-explain"]
+    code, out, err = run(*words, "--memory", "48GiB")
+    assert code == 1
+    assert "no plan fits in 48.00 GiB" in err
+    assert "--tp 4 (fits)" in out
 
 
 def test_ctrl_c_prints_the_best_plan_and_says_so(run, table, monkeypatch):

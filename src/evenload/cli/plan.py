@@ -16,14 +16,17 @@ from evenload.cli.convert import Target, write
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import read_inputs, read_setup
 from evenload.cli.tables import limit_in, refuse
+from evenload.dialects.detect import read_settings
 from evenload.dialects.reading import Reading
 from evenload.errors import EvenloadError, Notice
 from evenload.files import write_text
+from evenload.model.presets import model_source
 from evenload.plan.plan import Plan
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT
 from evenload.plan.schedule import default_schedule
 from evenload.planner.explain import Explanation, explain
 from evenload.planner.problem import Problem
+from evenload.planner.remedies import remedies
 from evenload.planner.result import PlannerResult, Progress
 from evenload.planner.solve import Planner, find_effort
 from evenload.planner.verdict import NothingFitsError, amount
@@ -84,17 +87,18 @@ def run(
     try:
         result, explanation = _solve(task, seed=seed, effort=effort, explained=not no_explain)
     except NothingFitsError as error:
+        found = remedies(task.problem, task.profile_of)
         if json:
-            say_json(shortage_answer(error))
+            say_json(shortage_answer(error, found))
         else:
-            say(shortage_text(error.shortage))
+            say(shortage_text(error.shortage, found))
         raise
     if json:
         say_json(plan_answer(result, explanation) | {"seed": seed, "warnings": task.notices})
     else:
         say(plan_text(result, explanation, _heading(task)))
     if out is not None:
-        _write(replace(result.plan, model=task.model), out, to, into, force=force)
+        _write(replace(result.plan, model=task.model), out, to, into or _own_settings(model, to), force=force)
 
 
 def _check_writing(out: Path | None, to: Target, into: Path | None) -> None:
@@ -102,6 +106,13 @@ def _check_writing(out: Path | None, to: Target, into: Path | None) -> None:
         raise EvenloadError(f"--into says nothing with --to {to}", where="--into", fix="use --to mindformers")
     if out is None and (into is not None or to is not Target.EVENLOAD):
         raise EvenloadError("there is no file to write", where="command line", fix="name it with --out")
+
+
+def _own_settings(model: str | None, to: Target) -> Path | None:
+    """The MindFormers file that was planned for: the plan is put into a copy of it."""
+    if to is not Target.MINDFORMERS or model is None or model_source(model) != "settings":
+        return None
+    return Path(model) if read_settings(model).dialect == "mindformers" else None
 
 
 def _of_model(name: str | None, flags: Flags) -> _Task:

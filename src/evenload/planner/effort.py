@@ -10,8 +10,9 @@ from typing import Final
 from evenload.errors import EvenloadError, did_you_mean
 from evenload.planner.search import SIMULATED
 
-MORE_CHUNKS: Final = 4
-"""Work with several chunks per stage, over that with one."""
+
+MORE_CHUNKS: Final = 2
+"""Batches of the local search with several chunks per stage, over those with one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +23,10 @@ class Effort:
     """Actions simulated in the local search: plans times actions of a plan."""
     batches: int
     """Most batches of neighbours, however short the schedule."""
-    entries: float
-    """Branch and bound nodes of the solver over all its runs, times the entries of its matrix."""
+    exact: float
+    """Branch and bound nodes of the exact solver over all its runs, times the entries of its matrix."""
+    branch: float
+    """Runs of the solver for the bound of large programs, times the entries of its matrix."""
     relaxation: float
     """Runs of the solver without whole numbers, times the entries of its matrix."""
     rounds: int
@@ -31,10 +34,7 @@ class Effort:
 
     def for_chunks(self, interleave: int) -> Effort:
         """The budget with so many chunks per stage: several make a larger problem, on which more work pays."""
-        if interleave == 1:
-            return self
-        more = MORE_CHUNKS
-        return replace(self, actions=more * self.actions, batches=more * self.batches, entries=more * self.entries)
+        return self if interleave == 1 else replace(self, batches=MORE_CHUNKS * self.batches)
 
     def batches_for(self, actions: int) -> int:
         """Batches of neighbours that the budget pays for when a plan has so many actions."""
@@ -43,9 +43,9 @@ class Effort:
 
 EFFORTS: Final[Mapping[str, Effort]] = MappingProxyType(
     {
-        "quick": Effort(actions=5e6, batches=200, entries=3e6, relaxation=1e7, rounds=10),
-        "normal": Effort(actions=3e7, batches=1500, entries=5e6, relaxation=4e7, rounds=30),
-        "thorough": Effort(actions=1e9, batches=20000, entries=6e8, relaxation=1e9, rounds=200),
+        "quick": Effort(actions=5e6, batches=200, exact=3e6, branch=3e6, relaxation=1e7, rounds=10),
+        "normal": Effort(actions=1e8, batches=1500, exact=1e7, branch=3e7, relaxation=4e7, rounds=30),
+        "thorough": Effort(actions=1e9, batches=20000, exact=6e8, branch=6e8, relaxation=1e9, rounds=200),
     }
 )
 """Budgets by name."""

@@ -24,7 +24,7 @@ from evenload.simulate.memory import RankMemory
 from evenload.simulate.timeline import Timeline, simulate
 from evenload.units import GIB
 
-COMPARISON: Final = Effort(actions=3e6, batches=100, entries=0.0, relaxation=0.0, rounds=0)
+COMPARISON: Final = Effort(actions=3e6, batches=100, exact=0.0, branch=0.0, relaxation=0.0, rounds=0)
 """Work spent on each plan that is only compared with."""
 SETTLED: Final = 8
 """Plans with a layer moved whose recompute is settled anew."""

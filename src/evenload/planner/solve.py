@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -34,13 +33,14 @@ TOLERANCE: Final = 1e-9
 CLOSE: Final = 1e-5
 """Relative distance from its limit at which the bound of the relaxation is left alone."""
 
+LEAST_RUNS: Final = 20
+"""With fewer runs of the solver than this the last phase is not begun."""
 LONGEST: Final = 120
 """Paths that the last phase begins with: the longest at the solution of the relaxation."""
 FIRST: Final = 0.1
 """Share of the local search that runs before the exact solver."""
-LEAST_NODES: Final = MappingProxyType({True: 200, False: 1000})
-"""With fewer nodes than this left the exact solver is not worth its first one: on one chunk a stage, and on several,
-where the program is large and branching on ranks (`branch`) raises the bound for less."""
+LEAST_NODES: Final = 250
+"""With fewer nodes than this left the exact solver hardly gets beyond the first, which is dear in large programs."""
 
 Tell = Callable[[Progress], None]
 
@@ -126,9 +126,10 @@ class Planner:
         if self.incumbent.best is None:
             self._start()
         self._local(FIRST)
-        self._exact(master)
+        ended = self._exact(master)
         self._local(1 - FIRST)
-        self._branch()
+        if not ended:
+            self._branch()
 
     def _given(self, plan: Plan | None) -> Iterator[Candidate]:
         """The plan to begin with, where it is for this problem and its layers can fit."""
@@ -185,13 +186,17 @@ class Planner:
             self._sync(master)
         return True
 
-    def _exact(self, master: Master) -> None:
-        """With whole numbers: as before, and every solution is a start; ends when no quicker plan can be there."""
-        left = self.effort.entries
+    def _exact(self, master: Master) -> bool:
+        """With whole numbers: as before, and every solution is a start; whether the program itself is solved.
+
+        Where it is and the gap stays open, its solution is a plan that settings cannot express or that needs more
+        memory than the program knows of.
+        """
+        left = self.effort.exact
         for number in range(self.effort.rounds):
             nodes = int(left / master.entries)
-            if self._closed or nodes < LEAST_NODES[self.problem.interleave == 1]:
-                return
+            if self._closed or nodes < LEAST_NODES:
+                break
             self._say("exact solver", number / self.effort.rounds)
             self._sync(master)
             if self.incumbent.best is not None:
@@ -202,23 +207,24 @@ class Planner:
             self.nodes += outcome.nodes
             self.bound = max(self.bound, min(bound, self.incumbent.step_time))
             if outcome.values is None:
-                return
+                return outcome.solved
             new = master.refine(outcome.values)
             new |= self.timing.learn(*master.durations(outcome.values)) is not None
             choices = master.choices(outcome.values)
             found = candidate(self.ranks, tuple(choices.sum(axis=1).tolist()), choices)
             better = found is not None and self._offer(found)
             if not (new or better) or (not outcome.solved and self._stuck(before)):
-                return
+                return outcome.solved
+        return self._closed
 
     def _branch(self) -> None:
         """What the exact solver left open: branch on whole ranks and chunks, for the bound alone."""
-        if self._closed or self.incumbent.best is None or self.problem.interleave == 1 or not self.effort.entries:
+        if self._closed or self.incumbent.best is None:
             return
         step_time = self.incumbent.step_time
-        master = Master(
-            self.problem, time_scale=step_time, seed=self._seed
-        )  # without the many rows that the others left
+        master = Master(self.problem, time_scale=step_time, seed=self._seed)  # a new one: the old has too many rows
+        if self.effort.branch < LEAST_RUNS * master.entries:
+            return
         if self._relaxed is not None:
             forward, backward = self._relaxed
             lengths = [float(path.length(forward, backward, self.timing.transfer)) for path in self.timing.paths]
@@ -236,7 +242,7 @@ class Planner:
             self.bound = max(self.bound, bound)
             self._say("bound", done)
 
-        self.bound = max(self.bound, branching.bound(self.effort.entries, tick))
+        self.bound = max(self.bound, branching.bound(self.effort.branch, tick))
         self.nodes += branching.nodes
 
     def _stuck(self, before: float) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from evenload.plan.policy import Recompute
 from evenload.planner.explain import Change, Explanation
+from evenload.planner.remedies import Remedy
 from evenload.planner.result import Baseline, PlannerResult
 from evenload.planner.verdict import NothingFitsError, Shortage, amount
 from evenload.report.table import columns
@@ -86,8 +87,8 @@ def _change_answer(change: Change) -> dict[str, Any]:
     }
 
 
-def shortage_answer(error: NothingFitsError) -> dict[str, Any]:
-    """Why nothing fits, for `--json`."""
+def shortage_answer(error: NothingFitsError, found: Sequence[Remedy]) -> dict[str, Any]:
+    """Why nothing fits and what would, for `--json`."""
     shortage = error.shortage
     return {
         "fits": False,
@@ -100,6 +101,7 @@ def shortage_answer(error: NothingFitsError) -> dict[str, Any]:
         "lines": shortage.memory.lines,
         "layers_per_stage": shortage.plan.layout.table,
         "memory_unit": shortage.unit,
+        "remedies": [{"name": remedy.name, "needed": remedy.needed, "fits": remedy.fits} for remedy in found],
     }
 
 
@@ -212,8 +214,8 @@ def _interleave_verdict(result: PlannerResult, explanation: Explanation) -> str:
     return f"{here} a stage is the quickest of those compared"
 
 
-def shortage_text(shortage: Shortage) -> str:
-    """The leanest plan and its fullest rank, line by line."""
+def shortage_text(shortage: Shortage, found: Sequence[Remedy]) -> str:
+    """The leanest plan, its fullest rank line by line, and what other setups would need."""
     lines = [
         f"the plan that needs least: {shortage.plan.layout}",
         *(f"  {amount(size, shortage.unit):>14}  {name}" for name, size in shortage.memory.lines.items() if size),
@@ -222,4 +224,9 @@ def shortage_text(shortage: Shortage) -> str:
             f"limit {amount(shortage.limit, shortage.unit)}"
         ),
     ]
+    if found:
+        lines.append("what the leanest plan would need with other settings")
+    for remedy in found:
+        verdict = "fits" if remedy.fits else "does not fit"
+        lines.append(f"  {amount(remedy.needed, shortage.unit):>14}  {remedy.name} ({verdict})")
     return "\n".join(lines)
