@@ -4,7 +4,8 @@
 
 Every problem is the layer table, limit and schedule of a published SAPP case or of a case made for it (see
 `tests/data/planner/instances.json`); "SAPP" is the quickest of its recorded answers, with a star where it needs more
-memory than the limit. Step times are in the units of the tables. Seconds are processor time of this process, which runs on one core: the wall time of an idle machine.
+memory than the limit. Step times are in the units of the tables. Seconds are processor time of this process, which runs
+on one core: the wall time of an idle machine.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Final
 from evenload.errors import EvenloadError, did_you_mean
 from evenload.planner.search import SIMULATED
 
-
 MORE_CHUNKS: Final = 2
 """Batches of the local search with several chunks per stage, over those with one."""
 
