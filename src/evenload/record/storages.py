@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -30,6 +30,7 @@ _FORWARD: Final = Phase.FORWARD.code
 _BACKWARD: Final = Phase.BACKWARD.code
 _RECOMPUTE: Final = Phase.RECOMPUTE.code
 _OTHER: Final = Phase.OTHER.code
+_BETWEEN: Final = frozenset((Phase.OTHER.code, Phase.OPTIMIZER.code))
 _OUTSIDE: Final = head(phase=Phase.OTHER.code, device=0)
 _NOBODY: Final = -1
 """Device of tensors that are no memory."""
@@ -131,7 +132,9 @@ class Storages:
         if self._gone:
             self.settle()
         names = traits.label | (self._where.module + 1)
-        if type(result) is torch.Tensor:
+        if self._where.module < 0 and self._where.phase in _BETWEEN:
+            self._made_between(traits, args, kwargs, result)
+        elif type(result) is torch.Tensor:
             self._made(result, names, foreign=traits.fresh, pinned=_pins(traits, kwargs))
         elif result is not None:
             for tensor in flat(result):
@@ -315,6 +318,29 @@ class Storages:
         self.clock += 1
         if self._suspects is not None and entry.outside:
             self._suspects.append(entry.position)
+
+    def _made_between(self, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Log results made outside modules: they belong to the module whose memory they are made from, if to one.
+
+        Of an operator over lists (foreach), every result belongs to the entry of the list that it is made from.
+        """
+        made = flat(result)
+        listed = flat(cast("object", args[0])) if args and isinstance(args[0], (list, tuple)) else list[torch.Tensor]()
+        if len(listed) == len(made) > 1:
+            owners = [self._owner(tensor) for tensor in listed]
+        else:
+            known = {self._owner(tensor) for tensor in arguments(traits.tensors, args, kwargs)}
+            owners = [known.pop() if len(known) == 1 else 0] * len(made)
+        for tensor, owner in zip(made, owners, strict=True):
+            self._made(tensor, traits.label | owner, foreign=traits.fresh, pinned=_pins(traits, kwargs))
+
+    def _owner(self, tensor: torch.Tensor) -> int:
+        """Module that a tensor's storage belongs to, as the module's half of word 4; 0: to none."""
+        try:
+            entry = self._live.get(address(tensor.untyped_storage()))
+        except NotImplementedError:  # sparse and opaque tensors
+            return 0
+        return 0 if entry is None or entry.position < 0 else self._log.words[entry.position + NAMES] & HALF
 
     def _found(self, tensor: torch.Tensor, *, fresh: bool = False) -> Entry | None:
         """A storage that no operator was seen to make: older than the recording, or made in another thread."""
