@@ -43,6 +43,8 @@ class _Asked:
     optimizer: str | None
     step: str | None
     inputs: tuple[str, ...]
+    full: bool
+    layers: str | None
 
 
 @with_flags
@@ -66,6 +68,10 @@ def run(
         list[str] | None,
         typer.Option("--input", help="Shape of an argument of the model: 8x3x224x224, or 4x512:int64."),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Run every layer, also those that do what others do.")] = False,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Path of the list of repeated layers; by default the largest list.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Ledger to write.")] = None,
     force: ForceFlag = False,
     json: JsonFlag = False,
@@ -81,6 +87,8 @@ def run(
         optimizer=_adamw(kernel),
         step=step,
         inputs=tuple(inputs or ()),
+        full=full,
+        layers=layers,
     )
     place = find_target(device)
     if out is not None and out.exists() and not force:
@@ -105,7 +113,7 @@ def run(
 
 def _of_plan(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, int | None, tuple[Notice, ...]]:
     """The dry run of a configuration or a settings file."""
-    for value, name in ((asked.step, "--step"), (asked.inputs, "--input")):
+    for value, name in ((asked.step, "--step"), (asked.inputs, "--input"), (asked.layers, "--layers")):
         if value:
             raise EvenloadError(f"{name} is for functions; {target} is trained on tokens", where=name)
     inputs = read_inputs(target, flags)
@@ -118,6 +126,7 @@ def _of_plan(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, i
         device=asked.device,
         steps=asked.steps,
         autocast=find_dtype(asked.autocast, "--autocast"),
+        full=asked.full,
         optimizer=_optimizer(asked, inputs.plan.setup.optimizer),
     )
     start = time.perf_counter()
@@ -147,6 +156,8 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, floa
         optimizer=_optimizer(asked, setup.optimizer),
         steps=asked.steps,
         micro_batches=setup.micro_batches,
+        full=asked.full,
+        layers=asked.layers,
         autocast=find_dtype(asked.autocast, "--autocast"),
     )
     return ledger, time.perf_counter() - start, limit, ()

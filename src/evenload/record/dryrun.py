@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger
 from evenload.record._torch_private import FakeCopyMode
-from evenload.record.failures import explained
 from evenload.record.rehearsal import Rehearsal
+from evenload.record.runs import Prepared, record_steps
 from evenload.record.targets import find_target
 from evenload.record.training import (
     OptimizerName,
@@ -39,6 +39,8 @@ def dryrun(
     steps: int = 2,
     micro_batches: int = 1,
     autocast: torch.dtype | None = None,
+    full: bool = False,
+    layers: str | None = None,
 ) -> Ledger:
     """Run training steps without the device and without the memory, and record what they would allocate.
 
@@ -59,6 +61,9 @@ def dryrun(
         steps: how many steps to run.
         micro_batches: forwards and backwards in the built-in step.
         autocast: type in which the built-in forward runs under autocast.
+        full: run every layer. Otherwise layers that do exactly what others do are not run, where there are such; the
+            ledger is the same, event for event.
+        layers: module path of the list of repeated layers; None: the largest `ModuleList`.
 
     Raises:
         EvenloadError: an argument is wrong, the model needs the data of a tensor, or its code fails.
@@ -72,39 +77,32 @@ def dryrun(
     """
     target = find_target(device)
     _check(model_or_builder, step, steps, micro_batches)
-    with Rehearsal(target) as rehearsal, explained(rehearsal):
-        model, parts = _built(model_or_builder, rehearsal)
+
+    def prepare(place: Rehearsal) -> Prepared:
+        model, parts = _built(model_or_builder, place)
         own = cast("Step | None", parts.get("step", step))
-        training = Training(
-            batch=_batches(parts.get("inputs", inputs), model, rehearsal, needed=own is None or wants_batch(own)),
-            loss=loss,
-            micro_batches=micro_batches,
-            autocast=autocast,
-            device=target.kind,
-            own=own,
+        given = cast("torch.optim.Optimizer | None", parts.get("optimizer"))
+
+        def make(trained: nn.Module) -> torch.optim.Optimizer | None:
+            if given is not None:
+                return given
+            return make_optimizer(optimizer, trained) if own is None or wants_optimizer(own) else None
+
+        return Prepared(
+            model=model,
+            training=Training(
+                batch=_batches(parts.get("inputs", inputs), model, place, needed=own is None or wants_batch(own)),
+                loss=loss,
+                micro_batches=micro_batches,
+                autocast=autocast,
+                device=target.kind,
+                own=own,
+            ),
+            optimizer=make,
+            whole=given is not None,
         )
-        if "optimizer" in parts:
-            chosen = cast("torch.optim.Optimizer", parts["optimizer"])
-        else:
-            chosen = make_optimizer(optimizer, model) if own is None or wants_optimizer(own) else None
-        run(rehearsal, model, training, chosen, steps=steps)
-    return rehearsal.ledger
 
-
-def run(
-    rehearsal: Rehearsal,
-    model: nn.Module,
-    training: Training,
-    optimizer: torch.optim.Optimizer | None,
-    *,
-    steps: int,
-) -> None:
-    """Record training steps of a model that was built in a rehearsal."""
-    with rehearsal.recorded(model, optimizer) as count:
-        count.told = True
-        for _ in range(steps):
-            training.step(model, optimizer)
-            count.end()
+    return record_steps(lambda: Rehearsal(target), prepare, steps=steps, full=full, layers=layers)
 
 
 def _check(model_or_builder: object, step: object, steps: object, micro_batches: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -14,6 +15,8 @@ from evenload.errors import EvenloadError, did_you_mean
 
 _PLAIN: Final = (bool, int, float, str, type(None))
 """Types of attributes that tell layers of different kinds apart."""
+_COUNTS: Final = frozenset(("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+"""What configurations call the number of layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +78,38 @@ def find_layers(model: nn.Module, path: str | None = None) -> Layers:
     sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in lists.items()}
     best = max(lists, key=lambda name: (sizes[name], -len(name)))
     return Layers(path=best, modules=lists[best])
+
+
+@contextmanager
+def only(model: nn.Module, layers: Layers, numbers: Sequence[int]) -> Generator[Layers]:
+    """Leave only some layers in a model, for as long as the block lasts.
+
+    A configuration of transformers that counts or lists the layers is told, and put back.
+    """
+    whole, count = list(layers.modules), len(layers)
+    configs: dict[int, Any] = {
+        id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None and hasattr(c, "__dict__")
+    }
+    saved = [(facts, dict(facts)) for config in configs.values() if (facts := cast("dict[str, Any]", vars(config)))]
+    try:
+        for facts, values in saved:
+            for name, value in values.items():
+                if type(value) is int and value == count and name in _COUNTS:
+                    facts[name] = len(numbers)
+                elif type(value) is list and len(listed := cast("list[Any]", value)) == count:
+                    facts[name] = [listed[number] for number in numbers]
+        _fill(layers.modules, [whole[number] for number in numbers])
+        yield layers
+    finally:
+        _fill(layers.modules, whole)
+        for facts, values in saved:
+            facts.clear()
+            facts.update(values)
+
+
+def _fill(modules: nn.ModuleList, kept: Sequence[nn.Module]) -> None:
+    del modules[:]
+    modules.extend(kept)
 
 
 def recompute_layers(layers: Layers, numbers: Collection[int]) -> None:

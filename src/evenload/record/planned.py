@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,11 +12,9 @@ from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Recompute
-from evenload.record.dryrun import run
-from evenload.record.failures import explained
 from evenload.record.hugging_face import model_builder, token_batches
-from evenload.record.layers import find_layers, recompute_layers
 from evenload.record.rehearsal import Rehearsal
+from evenload.record.runs import Prepared, record_steps
 from evenload.record.targets import find_target
 from evenload.record.training import OptimizerName, Training, make_optimizer
 from evenload.setup import Setup
@@ -33,6 +32,7 @@ def prepare_plan(
     steps: int = 2,
     autocast: torch.dtype | None = None,
     optimizer: OptimizerName | None = None,
+    full: bool = False,
 ) -> Callable[[], Ledger]:
     """Make a function that runs training steps of a plan without its devices; the imports are done by then.
 
@@ -43,6 +43,7 @@ def prepare_plan(
         steps: how many steps to run.
         autocast: type in which forward runs under autocast.
         optimizer: in place of the one that the setup names.
+        full: run every layer, also those that do exactly what others do.
 
     Raises:
         EvenloadError: PyTorch has no such run, or the model cannot be built from the configuration.
@@ -54,20 +55,26 @@ def prepare_plan(
     build = model_builder(config, where=where, dtype=DTYPES[setup.dtype], attention=setup.attention)
     meta = target.accelerator and autocast is None and optimizer != "adamw-fused"
 
-    def go() -> Ledger:
-        with Rehearsal(target, engine="meta" if meta else "fake", redirect=False) as rehearsal, explained(rehearsal):
-            place = "meta" if meta else "cpu"
-            with torch.device(place):
-                model = build()
-            recompute_layers(find_layers(model), plan.policy.full)
-            training = Training(
-                batch=token_batches(model, micro_batch=setup.micro_batch, seq=setup.seq, device=place),
+    stand_in = "meta" if meta else "cpu"
+
+    def prepare(_: Rehearsal) -> Prepared:
+        with torch.device(stand_in):
+            model = build()
+        return Prepared(
+            model=model,
+            training=Training(
+                batch=token_batches(model, micro_batch=setup.micro_batch, seq=setup.seq, device=stand_in),
                 micro_batches=setup.micro_batches,
                 autocast=autocast,
                 device=target.kind,
-            )
-            run(rehearsal, model, training, make_optimizer(optimizer or setup.optimizer, model), steps=steps)
-        return rehearsal.ledger
+            ),
+            optimizer=partial(make_optimizer, optimizer or setup.optimizer),
+            recompute=plan.policy.full,
+        )
+
+    def go() -> Ledger:
+        place = partial(Rehearsal, target, engine="meta" if meta else "fake", redirect=False)
+        return record_steps(place, prepare, steps=steps, full=full)
 
     return go
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from evenload.ledger.curve import Peaks, by_category, curve, live, peaks, shares
 from evenload.ledger.ledger import Ledger
-from evenload.ledger.words import PHASES, Category
+from evenload.ledger.words import PHASES, Category, MarkKind
 from evenload.record.targets import Choice, Target
 from evenload.report.table import columns
 from evenload.units import gib, human_bytes
@@ -99,6 +99,7 @@ def _head(run: DryRun) -> str:
         f"{run.title}\n"
         f"dry run for {ledger.device}{rank}: peak {gib(run.peaks.held)} in {_phase(run)}\n"
         f"{len(ledger.allocations)} allocations, {run.seconds:.1f} s, without the device"
+        + "".join(f"; {mark.text}" for mark in ledger.marks if mark.kind is MarkKind.NOTE)
     )
 
 
