@@ -8,6 +8,7 @@ data, which the recording notices, or on something out of reach, such as a globa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import partial
 from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType
@@ -59,6 +60,10 @@ def _describe(tree: Any, parts: list[Any], found: list[torch.Tensor]) -> None:
             parts.append(name)
             _describe(item, parts, found)
         parts.append(None)
+    elif is_dataclass(tree):
+        parts.append(type(tree))
+        for field in fields(tree):
+            _describe(getattr(tree, field.name), parts, found)
     else:
         parts += (type(tree), _simple_state(tree))
 

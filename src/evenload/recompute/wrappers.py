@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,7 +54,7 @@ def wrap(tensor: torch.Tensor, wrappings: tuple[Wrapping, ...]) -> torch.Tensor:
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested tuples, lists and dictionaries, in order; other containers are not opened."""
+    """Tensors in nested tuples, lists, dictionaries and dataclasses, in order; other containers are not opened."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -62,3 +63,6 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for item in cast("dict[Any, Any]", tree).values():
             yield from tensors(item)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors(getattr(tree, field.name))
