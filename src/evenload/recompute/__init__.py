@@ -9,14 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from evenload.recompute.bprop import CustomOperator
     from evenload.recompute.errors import RecomputeError, StaleTensorError
     from evenload.recompute.handle import Handle, apply
     from evenload.recompute.report import Report
     from evenload.recompute.selective import Selective, selective_checkpoint
 
-__all__ = ["Handle", "RecomputeError", "Report", "Selective", "StaleTensorError", "apply", "selective_checkpoint"]
+__all__ = [
+    "CustomOperator",
+    "Handle",
+    "RecomputeError",
+    "Report",
+    "Selective",
+    "StaleTensorError",
+    "apply",
+    "selective_checkpoint",
+]
 
 _HOMES: Final = {
+    "CustomOperator": "bprop",
     "Handle": "handle",
     "RecomputeError": "errors",
     "Report": "report",
