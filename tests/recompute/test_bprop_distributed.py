@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import evenload
 
 SRC = Path(evenload.__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_reduce_scatter_of_the_checklist_keeps_nothing_instead_of_its_input():
     script = Path(__file__).with_name("reduce_scatter.py")
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
