@@ -22,6 +22,7 @@ VERBS: Final[dict[str, str]] = {
     "names": "evenload.cli.names:run",
     "simulate": "evenload.cli.simulate:run",
     "report": "evenload.cli.report:run",
+    "diff": "evenload.cli.diff:run",
     "track": "evenload.cli.track:track",
     "dryrun": "evenload.cli.dryrun:run",
     "convert": "evenload.cli.convert:convert",
