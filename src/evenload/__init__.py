@@ -18,6 +18,12 @@ def __getattr__(name: str) -> object:
 
     if name in {"recompute", "record"}:
         return import_module(f"evenload.{name}")
-    if name == "dryrun":
-        return import_module("evenload.record.dryrun").dryrun
+    homes = {
+        "CustomOperator": "recompute.bprop",
+        "PeriodicGC": "record.periodic_gc",
+        "audit_functions": "record.audit",
+        "dryrun": "record.dryrun",
+    }
+    if name in homes:
+        return getattr(import_module(f"evenload.{homes[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

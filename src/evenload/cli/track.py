@@ -27,6 +27,9 @@ def track(
     synchronize: Annotated[
         bool, typer.Option("--synchronize", help="Wait for the device after every operator, so that lines are true.")
     ] = False,
+    owners: Annotated[
+        bool, typer.Option("--owners", help="Look up who holds what is dead at the peak, once, in the third step.")
+    ] = False,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -45,7 +48,9 @@ def track(
     from evenload.record.recorder import record  # noqa: PLC0415  # imports torch
     from evenload.record.script import run_script  # noqa: PLC0415
 
-    recorder = record(path=path, force=force, stacks=stacks, synchronize=synchronize, command=(script, *words))
+    recorder = record(
+        path=path, force=force, stacks=stacks, synchronize=synchronize, owners=owners, command=(script, *words)
+    )
     code = run_script(recorder, script, words, module=module)
     ledger = read_ledger(path)
     warn(recorder.notices or ledger.notices)

@@ -45,12 +45,9 @@ def held_after_use(ledger: Ledger, index: int | None = None, *, share: float = 0
     """
     at = peaks(ledger).at if index is None else index
     rows = ledger.allocations
-    there = live(ledger, at)
-    dead = there[(rows.last_used[there] > 0) & (rows.last_used[there] <= at)]
-    again = [category.code for category in _USED_AGAIN]
-    dead = dead[~np.isin(rows.category[dead], again)]
-    total = int(rows.nbytes[there].sum())
-    owners = {owner.row: owner.chain for owner in ledger.owners}
+    dead = dead_at(ledger, at)
+    total = int(rows.nbytes[live(ledger, at)].sum())
+    owners = {_place(ledger, owner.row): owner.chain for owner in ledger.owners}
     found: list[HeldAfterUse] = []
     keys = np.stack([rows.category[dead], rows.module[dead], rows.operator[dead], rows.source[dead]], axis=1)
     _, inverse = np.unique(keys, axis=0, return_inverse=True)
@@ -70,10 +67,24 @@ def held_after_use(ledger: Ledger, index: int | None = None, *, share: float = 0
                 source=ledger.source(largest),
                 dead_since=_phases(ledger, rows.last_used[members]),
                 freed_in=_phases(ledger, rows.freed[members]),
-                owner=next((owners[row] for row in members.tolist() if row in owners), None),
+                owner=owners.get(_place(ledger, largest)),
             )
         )
     return tuple(sorted(found, key=lambda one: -one.nbytes))
+
+
+def dead_at(ledger: Ledger, at: int) -> NDArray[np.int64]:
+    """Rows that are held at an event, were used before it for the last time, and are not there for the next step."""
+    rows = ledger.allocations
+    there = live(ledger, at)
+    dead = there[(rows.last_used[there] > 0) & (rows.last_used[there] <= at)]
+    return dead[~np.isin(rows.category[dead], [category.code for category in _USED_AGAIN])]
+
+
+def _place(ledger: Ledger, row: int) -> tuple[int, int, int]:
+    """What made a row: module, operator and line. Steps repeat themselves: a holder in one is told of all."""
+    rows = ledger.allocations
+    return int(rows.module[row]), int(rows.operator[row]), int(rows.source[row])
 
 
 def _phases(ledger: Ledger, indexes: NDArray[np.int64]) -> str:

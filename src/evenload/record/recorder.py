@@ -21,6 +21,7 @@ from evenload.ledger.log import Log
 from evenload.ledger.words import MarkKind
 from evenload.record.core import Core
 from evenload.record.holders import held_parts
+from evenload.record.second_look import SecondLook
 from evenload.record.unreleased import Collections, note_unreleased
 
 
@@ -32,6 +33,7 @@ def record(
     force: bool = False,
     stacks: bool = False,
     synchronize: bool = False,
+    owners: bool = False,
     command: tuple[str, ...] = (),
 ) -> Recorder:
     """Record what the code inside a `with` block allocates, on every device.
@@ -46,6 +48,7 @@ def record(
         stacks: note the Python line behind every allocation.
         synchronize: wait for the device after every operator, so that lines and order are true where operators run
             behind the program's back.
+        owners: in the third step, look up who holds what is dead at the peak. Takes about a second, once.
         command: what is recorded, for the ledger's metadata.
 
     Raises:
@@ -68,7 +71,8 @@ def record(
                 f"{name} is a {type(value).__name__}, not a {kind.__module__}.{kind.__name__}",
                 fix=f"pass the {name} itself, or leave it out",
             )
-    for flag, name in ((force, "force"), (stacks, "stacks"), (synchronize, "synchronize")):
+    flags = {"force": force, "stacks": stacks, "synchronize": synchronize, "owners": owners}
+    for name, flag in flags.items():
         if type(flag) is not bool:
             raise EvenloadError(f"{name} is {flag!r}, not True or False")
     return Recorder(
@@ -78,6 +82,7 @@ def record(
         force=force,
         stacks=stacks,
         synchronize=synchronize,
+        owners=owners,
         command=command,
     )
 
@@ -97,6 +102,7 @@ class Recorder:
         force: bool,
         stacks: bool,
         synchronize: bool,
+        owners: bool,
         command: tuple[str, ...],
     ) -> None:
         rank, world = _rank()
@@ -115,6 +121,7 @@ class Recorder:
         self._force = force
         self._stacks = stacks
         self._synchronize = synchronize
+        self._owners = owners
         self._log: Log | None = None
         self._ledger: Ledger | None = None
         self._running = False
@@ -126,6 +133,8 @@ class Recorder:
             raise EvenloadError("this recording has been used", fix="call evenload.record again for another one")
         self._log = Log(self._metadata, self._path, force=self._force)
         self.core = Core(self._log, model=self._model, stacks=self._stacks, synchronize=self._synchronize)
+        if self._owners:
+            self.core.steps.began = SecondLook(self._log, self.core.storages).step_began
         self.core.begin(self._model, self._optimizer)
         _RUNNING.add(self)
         self._running = True

@@ -29,6 +29,10 @@ WIDEST: Final = 400
 """Objects of one level that are followed: what more refer to is a type or a module, not an owner."""
 
 
+_SNAPSHOT: Final = 3
+"""References to a snapshot of local variables that nobody else has: the frame, the variable, the argument."""
+
+
 class Link(NamedTuple):
     """One object refers to another."""
 
@@ -173,14 +177,19 @@ def _variables() -> tuple[Mapping[int, list[Root]], Mapping[int, ModuleType]]:
     """Identity of every value of a local variable of a running function, and of the dictionaries of modules."""
     values: dict[int, list[Root]] = defaultdict(list)
     modules = {id(vars(module)): module for module in list(sys.modules.values()) if type(module) is ModuleType}
-    for running in list(_running().values()):
-        frame: FrameType | None = running
-        while frame is not None:
-            if not _is_ours(frame) and frame.f_code.co_flags & CO_NEWLOCALS:
-                variables = frame.f_locals
-                for name, value in variables.items():
-                    values[id(value)].append(Root("variable", name, frame.f_code))
-                if sys.version_info < (3, 13):  # a snapshot that the frame would keep, and everything in it
-                    variables.clear()
-            frame = frame.f_back
+    frames: list[FrameType | None] = [*_running().values()]
+    while frames:
+        frame = frames.pop()
+        if frame is None:
+            continue
+        frames.append(frame.f_back)
+        if not _is_ours(frame) and frame.f_code.co_flags & CO_NEWLOCALS:
+            variables = frame.f_locals
+            for name, value in variables.items():
+                values[id(value)].append(Root("variable", name, frame.f_code))
+            # Before Python 3.13 this is a snapshot that the frame keeps, and with it everything inside; unless the
+            # program has asked for it too, with locals().
+            if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _SNAPSHOT:
+                variables.clear()
+    frame = None  # one of them is this function's own: holding it would be a cycle, and hold all frames above
     return values, modules

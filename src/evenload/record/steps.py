@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ class Steps:
         """Whether the script says where steps end."""
         self.begins: list[int] = []
         """Index at which every step began."""
+        self.began: Callable[[Sequence[int]], None] | None = None
+        """Called with `begins` when a step begins."""
         self._host = host
         self._log = log
         self._phases = phases
@@ -85,6 +88,8 @@ class Steps:
         self._storages.late = self.number > 0
         index = self._storages.settle()
         self.begins.append(index)
+        if self.began is not None:
+            self.began(self.begins)
         self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 import torch
 
 from evenload.ledger.cells import DEVICE_SHIFT, FREED, HALF, LAST_USED, NAMES, SOURCE_AND_ROLES, UPPER
+from evenload.ledger.ledger import ALIVE
 from evenload.ledger.log import Log, head
 from evenload.ledger.words import Phase, Role
 from evenload.record._torch_private import FakeTensor, address
@@ -89,6 +90,8 @@ class Storages:
         self._new: list[int] = []
         self._pins = False
         self._suspects: list[int] | None = None
+        self._call_at = ALIVE
+        self._call: Callable[[], None] | None = None
         self.waiting = 0
         """Above zero, unknown storages are the communication library's own, and left alone."""
 
@@ -120,6 +123,10 @@ class Storages:
         """Storages with memory."""
         self.settle()
         return list(self._live.values())
+
+    def call_at(self, index: int, call: Callable[[], None]) -> None:
+        """Call a function once, after the operator that ends at an event or later."""
+        self._call_at, self._call = index, call
 
     def stop(self) -> None:
         """Follow nothing any more."""
@@ -280,6 +287,9 @@ class Storages:
                 words[position + LAST_USED] = self.clock
             self._new.clear()
         self.clock += 1
+        if self.clock > self._call_at and self._call is not None:
+            self._call_at, call, self._call = ALIVE, self._call, None
+            call()
 
     def _made(
         self, tensor: torch.Tensor, names: int, *, foreign: bool = False, pinned: bool = False, host: bool = False
