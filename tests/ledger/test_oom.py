@@ -130,7 +130,7 @@ def test_the_setting_that_helps_is_advised_with_everything_that_is_on():
     assert explanation.advice[0].write == (
         'export PYTORCH_ALLOC_CONF="roundup_power2_divisions:4,expandable_segments:True"'
     )
-    assert "instead of max_split_size_mb" in explanation.advice[0].text
+    assert "takes the place of max_split_size_mb" in explanation.advice[0].text
 
 
 def test_without_knowing_the_settings_the_advice_says_so():

@@ -277,3 +277,32 @@ def test_cycles_along_one_graph_are_all_cycles():
     [one] = run(several)
     assert one.leak is LeakClass.CYCLE
     assert one.per_step == 4 * MIB
+
+
+def test_what_a_function_held_until_it_returned_is_found_with_its_variable():
+    """A script keeps its lists in main(), which has returned when the recording ends."""
+
+    def main(recording):
+        outputs = []
+        for _ in range(STEPS):
+            outputs.append(torch.empty(512, 512)[0])
+            recording.step()
+
+    with evenload.record(stacks=True) as recording:
+        main(recording)
+    [one] = growth(recording.ledger)
+    assert one.leak is LeakClass.RETAINED
+    assert matches(r"outputs\[\d\] \(variable of test_what_a_function\w+\.<locals>\.main\)", one.owner)
+    assert one.per_step == MIB
+
+
+def test_what_a_function_holds_within_a_step_is_no_leak():
+    def step():
+        outputs = [torch.empty(512, 512) for _ in range(3)]
+        return sum(output.sum() for output in outputs)
+
+    with evenload.record(stacks=True) as recording:
+        for _ in range(STEPS):
+            step()
+            recording.step()
+    assert growth(recording.ledger) == ()

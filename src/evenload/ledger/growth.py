@@ -138,7 +138,9 @@ def _inside(ledger: Ledger, boundaries: NDArray[np.int64]) -> Iterator[Unrelease
     else:
         born = np.zeros(len(rows), dtype=np.int64)
         outlives = rows.allocated > 0
-    stays = outlives & ((rows.freed == ALIVE) | ((rows.roles & Role.COLLECTED.value) != 0))
+    # What goes only after the last step went because the program ended: its variables held it until then.
+    ended = int(ledger.step_begins[-1]) if len(ledger.step_begins) > LEAST_STEPS else ALIVE
+    stays = outlives & ((rows.freed >= ended) | ((rows.roles & Role.COLLECTED.value) != 0))
     owners = {owner.row: owner for owner in ledger.owners}
     suspects: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
     named: dict[str, Owner] = {}

@@ -300,7 +300,8 @@ def _fragmentation_advice(message: OutOfMemory, conf: AllocConf | None) -> list[
         why = "keep large segments whole (from PyTorch 2.1 on, expandable_segments:True does more)"
         return [_setting(message, conf, "max_split_size_mb:128", why)]
     clashing = [key for key in ("max_split_size_mb", "garbage_collection_threshold") if key in settings]
-    why = "let segments grow instead of leaving gaps" + (f", instead of {' and '.join(clashing)}" if clashing else "")
+    why = "let segments grow instead of leaving gaps"
+    why += f"; it takes the place of {' and '.join(clashing)}" if clashing else ""
     return [_setting(message, conf, "expandable_segments:True", why)]
 
 

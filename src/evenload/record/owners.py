@@ -6,6 +6,7 @@ nothing that can be reached. What a cycle holds, the garbage collector frees: th
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,15 +42,21 @@ def find_owners(storages: Sequence[int]) -> Mapping[int, Held]:
     """
     if not storages:
         return {}
-    heap = Referrers(storages)
-    return {key: _held(heap, -key) for key in storages}
+    enabled = gc.isenabled()
+    gc.disable()  # a run in the middle of the walk would free what is being looked at
+    try:
+        heap = Referrers(storages)
+        return {key: _held(heap, -key) for key in storages}
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _held(heap: Referrers, key: int) -> Held:
     up = _up(heap, key)
     root = next((one for one in up if one in heap.roots), None)
     if root is not None:
-        chain, source = describe(_steps(heap, _way(up, root)), heap.roots[root][0])
+        chain, source = describe(_steps(heap, _way(up, root)), heap.roots[root][-1])
         return Held(hold=Hold.RETAINED, chain=chain, source=source)
     on_cycles = [(one, cycle) for one in up if one != key and (cycle := _cycle(heap, one))]
     if on_cycles:  # told from the nearest object of the program, not from the dictionary or list inside it

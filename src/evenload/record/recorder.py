@@ -22,7 +22,7 @@ from evenload.ledger.words import MarkKind
 from evenload.record.core import Core
 from evenload.record.holders import held_parts
 from evenload.record.second_look import SecondLook
-from evenload.record.unreleased import Collections, note_unreleased
+from evenload.record.unreleased import Collections, Lookups
 
 
 def record(
@@ -134,7 +134,9 @@ class Recorder:
         self._log = Log(self._metadata, self._path, force=self._force)
         self.core = Core(self._log, model=self._model, stacks=self._stacks, synchronize=self._synchronize)
         if self._owners:
-            self.core.steps.began = SecondLook(self._log, self.core.storages).step_began
+            self.core.steps.began.append(SecondLook(self._log, self.core.storages).step_began)
+        self._lookups = Lookups(self._log, self.core.storages)
+        self.core.steps.began.append(self._lookups.step_began)
         self.core.begin(self._model, self._optimizer)
         _RUNNING.add(self)
         self._running = True
@@ -154,7 +156,7 @@ class Recorder:
             self.ended_by(error)
         self.core.steps.host()
         storages.note_parts(held_parts())
-        note_unreleased(log, storages, self.core.steps.begins)
+        self._lookups.end(self.core.steps.begins)
         self._collections.leave()
         log.close(storages.settle())
         self._ledger = log.ledger(storages.clock)

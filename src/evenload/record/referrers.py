@@ -45,7 +45,7 @@ class Root(NamedTuple):
     """A variable that keeps things alive."""
 
     kind: str
-    """`variable`, `global` or `class`."""
+    """`variable`, `module` or `class`."""
     name: str
     place: Any
     """Code of the function, module, or class."""
@@ -61,6 +61,7 @@ class Referrers:
         self.links: dict[int, list[Link]] = defaultdict(list)
         """Identity of an object, or the negative address of a storage -> what refers to it."""
         self.roots: dict[int, list[Root]] = {}
+        """Variables that hold an object, that of the outermost function last: the others got it from there."""
         self._wanted = {-key for key in storages}
         self._graph: dict[int, list[Link]] = defaultdict(list)
         self._nodes: dict[int, Any] = {}

@@ -32,7 +32,7 @@ class Steps:
         """Whether the script says where steps end."""
         self.begins: list[int] = []
         """Index at which every step began."""
-        self.began: Callable[[Sequence[int]], None] | None = None
+        self.began: list[Callable[[Sequence[int]], None]] = []
         """Called with `begins` when a step begins."""
         self._host = host
         self._log = log
@@ -88,8 +88,8 @@ class Steps:
         self._storages.late = self.number > 0
         index = self._storages.settle()
         self.begins.append(index)
-        if self.began is not None:
-            self.began(self.begins)
+        for call in self.began:
+            call(self.begins)
         self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
 
 

@@ -257,13 +257,18 @@ _Key = tuple[str | None, ...]
 """Category, module, operator and line."""
 
 
+def _any_layer(module: str) -> str:
+    """A module path without the number of its layer: `layers.*.mlp`."""
+    return _NUMBER.sub(r"\1*", module, count=1)
+
+
 def _over_layers(places: Sequence[Share]) -> list[tuple[_Key, int]]:
     """Places that differ only in the number of their layer, as one: `layers.*.mlp`."""
     sums: dict[_Key, int] = defaultdict(int)
     counts: dict[_Key, set[str | None]] = defaultdict(set)
     for share in places:
         category, module, operator, source = share.key
-        key = (category, None if module is None else _NUMBER.sub(r"\1*", module, count=1), operator, source)
+        key = (category, None if module is None else _any_layer(module), operator, source)
         sums[key] += share.nbytes
         counts[key].add(module)
     merged = [
@@ -286,14 +291,21 @@ def _row(key: _Key, nbytes: int, total: int) -> tuple[str, ...]:
 
 
 def _held_text(held: Sequence[HeldAfterUse]) -> str:
-    total = sum(one.nbytes for one in held)
-    lines = [f"dead but held then: {human_bytes(total)}", ""]
-    for one in held[:ROWS]:
-        who = " of ".join(part for part in (one.operator, one.module or one.source) if part) or one.category.value
+    merged: dict[tuple[str, ...], int] = defaultdict(int)
+    modules: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for one in held:
         freed = "never freed" if one.freed_in == "never" else f"freed in {one.freed_in}"
-        lines.append(f"  {human_bytes(one.nbytes):>12}  {who}: last used in {one.dead_since}, {freed}")
-        if one.owner:
-            lines.append(f"  {'':>12}  held by {one.owner}")
+        place = one.module or one.source or ""
+        key = (one.operator or one.category.value, _any_layer(place), one.dead_since, freed, one.owner or "")
+        merged[key] += one.nbytes
+        modules[key].append(place)
+    lines = [f"dead but held then: {human_bytes(sum(one.nbytes for one in held))}", ""]
+    for key, nbytes in sorted(merged.items(), key=lambda one: -one[1])[:ROWS]:
+        operator, place, since, freed, owner = key
+        who = " of ".join(part for part in (operator, modules[key][0] if len(modules[key]) == 1 else place) if part)
+        lines.append(f"  {human_bytes(nbytes):>12}  {who}: last used in {since}, {freed}")
+        if owner:
+            lines.append(f"  {'':>12}  held by {owner}")
     return "\n".join(lines)
 
 
