@@ -87,6 +87,10 @@ body: Final[Callable[[torch.Tensor], int]] = attrgetter("_cdata")
 """What tells a tensor from every other living one, whatever Python object stands for it."""
 
 
+has_symbols: Final[Callable[[torch.Tensor], bool]] = attrgetter("_has_symbolic_sizes_strides")
+"""Whether sizes are unknowns of a compiler: such a tensor is no memory, and asking for its bytes raises."""
+
+
 def propagator() -> type[Any] | None:
     """The class that works out the shapes of DTensor operators, if DTensor is in use.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import Counter
 from typing import Final
 
-import torch
-
 from evenload.record._torch_private import address, plainly, use_count
+from evenload.record.living import living_tensors
 
 _OURS: Final = 3
 """References to a tensor that looking at it adds: the list, the variable, the argument of the count."""
@@ -22,7 +20,7 @@ def held_parts() -> dict[int, dict[int, int]]:
     A view keeps its base alive as a tensor. Such a base counts only if Python or the backward graph holds it as well.
     Tensors that never had a Python object are not seen.
     """
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    tensors = living_tensors()
     views = Counter(id(view._base) for view in tensors if view._is_view())  # noqa: SLF001  # both are documented
     parts: dict[int, dict[int, int]] = {}
     for tensor in tensors:

@@ -10,13 +10,20 @@ from typing import Any
 
 import torch
 
-from evenload.record._torch_private import address, saved
+from evenload.record._torch_private import address, has_symbols, plainly, saved
+
+
+@plainly
+def living_tensors() -> list[torch.Tensor]:
+    """Every tensor that Python knows, but for those that only stand for a shape while a compiler traces."""
+    tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
+    return [tensor for tensor in tensors if not has_symbols(tensor)]
 
 
 def living_storages() -> dict[int, int]:
     """Address and bytes of every storage that a Python tensor, or a backward graph behind one, refers to."""
     storages: dict[int, int] = {}
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    tensors = living_tensors()
     for tensor in tensors:
         _add(storages, tensor)
     for node in graph_nodes([tensor.grad_fn for tensor in tensors]):
@@ -57,6 +64,8 @@ def graph_nodes(roots: list[Any]) -> Iterator[Any]:
 
 
 def _add(storages: dict[int, int], tensor: torch.Tensor) -> None:
+    if has_symbols(tensor):
+        return
     try:
         storage = tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse, opaque, or without a storage

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from evenload.record._torch_private import address, body, saved
+from evenload.record.living import living_tensors
 
 _running: Final[Callable[[], Mapping[int, FrameType]]] = attrgetter("_current_frames")(sys)
 """Innermost frame of every thread."""
@@ -73,7 +74,7 @@ class Referrers:
 
     def _tensors(self) -> list[torch.Tensor]:
         """All tensors; those on the storages are the first objects of the walk."""
-        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        tensors = living_tensors()
         for tensor in tensors:
             try:
                 key = -address(tensor.untyped_storage())
