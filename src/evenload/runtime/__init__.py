@@ -1,0 +1,1 @@
+"""Runs plans on torch.distributed: on devices, and on none of them at all."""

@@ -1,0 +1,123 @@
+"""What two gloo processes do together; run by tests that look at the results.
+
+All scenarios run in one pair of processes, because starting one takes seconds. Each returns plain values.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from evenload.record.hugging_face import model_builder
+from evenload.runtime.parallel import apply_tensor_parallel
+from evenload.runtime.parts import find_parts
+from evenload.runtime.sharding import apply_data_parallel
+from evenload.setup import Setup
+
+RANKS = 2
+SMALL = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite")
+SCENARIOS: dict[str, Callable[[], Any]] = {}
+
+
+def scenario(run: Callable[[], Any]) -> Callable[[], Any]:
+    SCENARIOS[run.__name__] = run
+    return run
+
+
+def main(rank: int, folder: str) -> None:
+    """One process: run everything and leave the results in a file."""
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", RANKS)
+    distributed.init_process_group("gloo", rank=rank, world_size=RANKS, store=store)
+    results: dict[str, Any] = {}
+    for name, run in SCENARIOS.items():
+        try:
+            results[name] = run()
+        except Exception:  # noqa: BLE001  # the other rank would wait for ever: both must go on
+            results[name] = traceback.format_exc()
+    torch.save(results, Path(folder) / f"results{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def build(family: str = "llama", **changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return model_builder({**SMALL, "model_type": family, **changes}, dtype=torch.float32)()
+
+
+def tokens(rank: int = 0) -> torch.Tensor:
+    return torch.randint(0, 128, (2, 16), generator=torch.Generator().manual_seed(rank))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: whole(parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """Largest difference of gradients, next to the largest of each; parameters must be the same ones."""
+    assert first.keys() == second.keys()
+    return max(((first[n] - second[n]).abs().max() / first[n].abs().max().clamp_min(1e-9)).item() for n in first)
+
+
+@scenario
+def tensor_parallel() -> Any:
+    """Loss and gradients next to those of one process, family by family."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    found = {}
+    for family in FAMILIES:
+        tied = family.startswith("gemma")
+        plain = build(family, tie_word_embeddings=tied)
+        loss = plain(input_ids=tokens(), labels=tokens()).loss
+        loss.backward()
+        for sequence in (False, True):
+            model = build(family, tie_word_embeddings=tied)
+            apply_tensor_parallel(find_parts(model), mesh, sequence_parallel=sequence)
+            with loss_parallel():
+                divided = model(input_ids=tokens(), labels=tokens()).loss
+                divided.backward()
+            found[family, sequence] = {
+                "loss": abs(whole(divided) - loss).item(),
+                "gradients": furthest(gradients(plain), gradients(model)),
+                "all": all(isinstance(parameter, DTensor) for parameter in model.parameters()),
+                "local": sum(parameter.to_local().numel() for parameter in model.parameters()),
+                "whole": sum(parameter.numel() for parameter in plain.parameters()),
+            }
+    return found
+
+
+@scenario
+def data_parallel() -> Any:
+    """Gradients next to those of one process over the batches of both."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    plain = build()
+    sum(plain(input_ids=tokens(rank), labels=tokens(rank)).loss / RANKS for rank in range(RANKS)).backward()
+    found = {}
+    for zero in (0, 2, 3):
+        model = build()
+        setup = Setup(dp=RANKS, zero=zero, dtype="fp32")
+        called = apply_data_parallel(model, find_parts(model).layers, mesh, setup)
+        mine = tokens(distributed.get_rank())
+        called(input_ids=mine, labels=mine).loss.backward()
+        found[zero] = furthest(gradients(plain), gradients(model))
+    return found
