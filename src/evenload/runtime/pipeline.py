@@ -1,0 +1,283 @@
+"""`parallelize`: from a model and a plan to the stages of this rank and a schedule that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Final, cast
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.nn import functional
+
+from evenload.errors import EvenloadError
+from evenload.plan.plan import Plan
+from evenload.recompute.handle import Handle, apply
+from evenload.runtime.anatomy import Anatomy
+from evenload.runtime.examine import examine
+from evenload.runtime.placement import Place, local_policy, places, recomputes
+from evenload.runtime.ranks import Ranks, find_ranks
+from evenload.runtime.schedules import TorchSchedule, torch_schedule
+from evenload.runtime.skeleton import Init, without_parameters
+from evenload.runtime.stages import Chunk, Materials, make_chunk
+from evenload.runtime.tied import Tied
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits of a micro-batch, its targets) -> the mean loss."""
+
+
+def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in fp32; a target of -100 does not count.
+
+    Args:
+        logits: [sequences, tokens, vocabulary].
+        targets: [sequences, tokens], the token that follows each.
+    """
+    return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=-100)
+
+
+class Pipeline:
+    """Runs the steps of one rank. Made by `parallelize`."""
+
+    def __init__(
+        self,
+        schedule: Any,
+        stages: Sequence[PipelineStage],
+        *,
+        ranks: Ranks,
+        tied: Tied | None,
+        handles: Sequence[Handle],
+        autocast: torch.dtype | None,
+        anatomy: Anatomy,
+        kind: TorchSchedule,
+        places: Sequence[Place],
+    ) -> None:
+        self.schedule = schedule
+        """PyTorch's own schedule."""
+        self.stages = tuple(stages)
+        """PyTorch's stages of this rank, in the order of their layers."""
+        self.ranks = ranks
+        self.handles = tuple(handles)
+        """Recomputation on the chunks of this rank."""
+        self.anatomy = anatomy
+        self.kind = kind
+        self.places = tuple(places)
+        """Every chunk of the pipeline, and who holds it."""
+        self._tied = tied
+        self._autocast = autocast
+        self._losses: list[torch.Tensor] = []
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The modules of this rank's stages."""
+        return [cast("Chunk", stage.submod) for stage in self.stages]
+
+    @property
+    def holds_last(self) -> bool:
+        """Whether this rank computes the loss."""
+        return any(chunk.place.last for chunk in self.chunks)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of this rank, each once."""
+        found = {id(one): one for chunk in self.chunks for one in chunk.parameters()}
+        return list(found.values())
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of this rank by their names in the whole model."""
+        return {
+            chunk.full_names[name.removeprefix("model.")]: parameter
+            for chunk in self.chunks
+            for name, parameter in chunk.named_parameters(remove_duplicate=False)
+        }
+
+    def step(
+        self, tokens: torch.Tensor, target: torch.Tensor, *, accumulate: bool = False, **more: Any
+    ) -> torch.Tensor | None:
+        """Forward and backward of all micro-batches; called alike on every rank of a pipeline, with the same batch.
+
+        Gradients are those of the mean over micro-batches, and add to those that are there.
+
+        Args:
+            tokens: [micro_batches * micro_batch, ...], what the model is called with.
+            target: [micro_batches * micro_batch, ...], what the loss is computed with.
+            accumulate: more steps follow before the optimizer's.
+            more: keywords that the model is called with; tensors are divided into micro-batches.
+
+        Returns:
+            The mean loss on the rank that holds the last chunk, None on all others.
+        """
+        self._losses.clear()
+        last = self.holds_last
+        with self._computing():
+            self.schedule.step(
+                tokens=tokens,
+                target=target if last else None,
+                losses=self._losses if last else None,
+                return_outputs=False,
+                **more,
+            )
+        if self._tied is not None and not accumulate:
+            self._tied.add_gradients()
+        return torch.stack([loss.detach() for loss in self._losses]).sum() if last else None
+
+    def share(self, loss: torch.Tensor | None) -> torch.Tensor:
+        """The loss of a step on every rank of the pipeline."""
+        holder = next(place.rank for place in self.places if place.last)
+        value = torch.zeros((), device=self.ranks.device) if loss is None else loss.float()
+        if self.ranks.pp > 1:
+            cast("Any", distributed).broadcast(value, group=self.ranks.pp_group, group_src=holder)
+        return value
+
+    def remove(self) -> None:
+        """End recomputation; the stages stay."""
+        for handle in self.handles:
+            handle.remove()
+
+    def _computing(self) -> Any:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.ranks.device.type, self._autocast)
+
+
+def parallelize(
+    model: nn.Module | Callable[[], nn.Module],
+    plan: Plan,
+    mesh: DeviceMesh | None = None,
+    *,
+    loss: Loss = next_token_loss,
+    layers: str | None = None,
+    example: tuple[torch.Tensor, ...] | None = None,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    accumulation: int = 1,
+    seed: int = 0,
+    init: Init | None = None,
+) -> tuple[Pipeline, tuple[PipelineStage, ...]]:
+    """Divide a decoder over the ranks of a pipeline as a plan says.
+
+    Args:
+        model: a function that makes the decoder, of which only this rank's parameters are ever there; or a decoder.
+            One with values is taken over: its parameters are trained, and stay its own.
+        plan: who holds which layer, what is recomputed, and the schedule.
+        mesh: a mesh with a dimension `pp`; None: all processes are one pipeline.
+        loss: mean loss of a micro-batch, from what the model returns and the target.
+        layers: path of what holds the repeated layers, where it is not obvious.
+        example: what the model is called with for one micro-batch; None: tokens, as many as the plan says.
+        device: where parameters are; None: this rank's GPU where the backend is for GPUs, else the CPU.
+        autocast: type in which forward runs under autocast.
+        accumulation: steps of the schedule for one of the optimizer: the loss is divided by it.
+        seed: of the first values of parameters, which do not depend on the plan.
+        init: gives the parameters that a module itself holds their first values; None: as the module knows.
+
+    Returns:
+        What runs a step, and this rank's stages.
+
+    Raises:
+        EvenloadError: the plan does not fit the processes or the model, or the model cannot be cut.
+    """
+    ranks = find_ranks(plan, mesh, device)
+    kind = torch_schedule(
+        plan.schedule,
+        pp=plan.setup.pp,
+        interleave=plan.setup.interleave,
+        micro_batches=plan.setup.micro_batches,
+    )
+    whole = _made(model)
+    anatomy = _examined(whole, plan, layers, example, autocast)
+    every = places(plan.layout, kind.style)
+    own = [place for place in every if place.rank == ranks.stage]
+    materials = Materials(whole, ranks.device, seed=seed, init=init)
+    chunks = [make_chunk(materials, place, anatomy) for place in own]
+    handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
+    for chunk in chunks:
+        chunk.arm()
+    stages = tuple(_stage(chunk, len(every), anatomy, ranks) for chunk in chunks)
+    share = plan.setup.micro_batches * accumulation
+
+    def divided(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss(logits, target) / share
+
+    schedule = cast("Any", get_schedule_class(kind.torch_name))(
+        list(stages) if kind.several else stages[0],
+        n_microbatches=plan.setup.micro_batches,
+        loss_fn=divided,
+        scale_grads=False,  # by the loss: a tied parameter of two stages of one rank would be scaled twice
+    )
+    tied = _tie(anatomy, every, chunks, ranks)
+    pipeline = Pipeline(
+        schedule,
+        stages,
+        ranks=ranks,
+        tied=tied,
+        handles=handles,
+        autocast=autocast,
+        anatomy=anatomy,
+        kind=kind,
+        places=every,
+    )
+    return pipeline, stages
+
+
+def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    with without_parameters():
+        made = cast("object", model())
+    if not isinstance(made, nn.Module):
+        raise EvenloadError(f"the function makes a {type(made).__name__}, not a torch.nn.Module", where="$.model")
+    return made
+
+
+def _examined(
+    whole: nn.Module,
+    plan: Plan,
+    layers: str | None,
+    example: tuple[torch.Tensor, ...] | None,
+    autocast: torch.dtype | None,
+) -> Anatomy:
+    batch = example or (torch.zeros((plan.setup.micro_batch, plan.setup.seq), dtype=torch.int64),)
+    with nullcontext() if autocast is None else torch.autocast(batch[0].device.type, autocast):
+        anatomy = examine(whole, batch, layers)
+    if len(anatomy.layers) != plan.layout.num_layers:
+        raise EvenloadError(
+            f"the plan places {plan.layout.num_layers} layers, the model has {len(anatomy.layers)}",
+            where="$.layout",
+            fix="make the plan for this model",
+        )
+    return anatomy
+
+
+def _recompute(chunk: Chunk, plan: Plan, kind: TorchSchedule) -> Handle | None:
+    policy = local_policy(plan.policy, chunk.place.layers)
+    if not chunk.place.layers or not (recomputes(policy) or policy.optimizer_comm):
+        return None
+    # PyTorch's checkpoint would run forward again for every group of parameters where backward comes in parts.
+    return apply(chunk.model, policy, layers=chunk.container, whole="engine" if kind.parts else "auto")
+
+
+_NONE: Final[tuple[torch.Tensor, ...]] = ()
+
+
+def _stage(chunk: Chunk, count: int, anatomy: Anatomy, ranks: Ranks) -> PipelineStage:
+    """PyTorch's stage of a chunk. What it sends and receives is known, so no rank has to run it once to find out."""
+    place = chunk.place
+    return PipelineStage(
+        chunk,
+        place.index,
+        count,
+        ranks.device,
+        input_args=_NONE if place.first else (anatomy.hidden.like(),),
+        output_args=(anatomy.result.like() if place.last else anatomy.hidden.like(),),
+        group=ranks.pp_group,
+    )
+
+
+def _tie(anatomy: Anatomy, every: Sequence[Place], chunks: Sequence[Chunk], ranks: Ranks) -> Tied | None:
+    first, last = every[0].rank, every[-1].rank
+    if not anatomy.tied or first == last or ranks.stage not in {first, last}:
+        return None
+    chunk = chunks[0] if ranks.stage == first else chunks[-1]
+    return Tied(chunk, anatomy.tied, ranks, other=last if ranks.stage == first else first)

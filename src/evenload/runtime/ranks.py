@@ -1,0 +1,82 @@
+"""Which place this process has among the ranks of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from evenload.errors import EvenloadError
+from evenload.plan.plan import Plan
+
+Group = distributed.ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """One process, and the groups that it is in."""
+
+    rank: int
+    """Among all processes."""
+    world: int
+    stage: int
+    """Rank of the pipeline."""
+    pp: int
+    pp_group: Group | None
+    """The ranks of this pipeline."""
+    mesh: DeviceMesh | None
+    device: torch.device
+
+
+def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str | None) -> Ranks:
+    """This process's place.
+
+    Raises:
+        EvenloadError: there is no process group, or its processes are not as many as the plan's.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise EvenloadError(
+            "no process group is there yet",
+            fix="start the script with torchrun, and call torch.distributed.init_process_group first",
+        )
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    names = tuple(mesh.mesh_dim_names or ()) if mesh is not None else ()
+    if mesh is None:
+        if plan.setup.devices > plan.setup.pp:
+            raise EvenloadError(
+                "the plan has degrees beside pp, and no mesh is given",
+                where="$.setup",
+                fix="make one with evenload.runtime.device_mesh(plan) and pass it",
+            )
+        group = distributed.group.WORLD
+    else:
+        if "pp" not in names:
+            raise EvenloadError(f"the mesh has the dimensions {names}, and none is called pp", where="$.mesh")
+        group = mesh.get_group("pp")
+    size = cast("Any", group).size()
+    if size != plan.setup.pp or (mesh is None and world != plan.setup.devices):
+        raise EvenloadError(
+            f"the plan is for {plan.setup.devices} processes with pp {plan.setup.pp}, "
+            f"and {world} run, {size} of them in this pipeline",
+            where="$.setup.pp",
+            fix=f"start as many: torchrun --nproc-per-node {plan.setup.devices} ...",
+        )
+    return Ranks(
+        rank=rank,
+        world=world,
+        stage=distributed.get_rank(group),
+        pp=size,
+        pp_group=group,
+        mesh=mesh,
+        device=torch.device(device) if device is not None else own_device(),
+    )
+
+
+def own_device() -> torch.device:
+    """This process's GPU where the process group is for GPUs, else the CPU."""
+    if "nccl" in str(distributed.get_backend()).lower() and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

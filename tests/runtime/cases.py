@@ -1,0 +1,120 @@
+"""The cases that `ranks.py` runs, by how many processes they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tests.runtime.models import SEQ, alone, batch, hugging_face, reference
+
+from evenload.errors import EvenloadError
+from evenload.plan.layout import Layout
+from evenload.plan.plan import Plan
+from evenload.plan.policy import Policy
+from evenload.runtime.pipeline import parallelize
+from evenload.setup import Setup
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {2: {}, 4: {}}
+
+MIXED = Policy(
+    full=frozenset({1, 5, 9}),
+    select={r"mlp\.mul": frozenset({0, 2, 6}), r"mlp\.act_fn\.silu": frozenset({0, 2, 6}), ".*norm": frozenset({3})},
+)
+"""Some layers whole, some operators of others, and some not at all."""
+EXACT = {
+    2: {
+        "1f1b": ([6, 5], [8, 3], [3, 8]),
+        "gpipe": ([5, 6],),
+        "interleaved_1f1b": ([[3, 3], [3, 2]], [[1, 4], [5, 1]], [[2, 2], [2, 2], [2, 1]], [[6, 0], [3, 2]]),
+        "interleaved_zero_bubble": ([[3, 3], [3, 2]], [[4, 2], [1, 4]]),
+        "zbv": ([[3, 3], [3, 2]], [[2, 4], [4, 1]]),
+        "dualpipe_v": ([[3, 3], [3, 2]],),
+    },
+    4: {
+        "1f1b": ([3, 3, 3, 2], [5, 1, 1, 4]),
+        "interleaved_1f1b": ([[2, 2, 1, 1], [2, 1, 1, 1]], [[1, 1, 1, 1], [1, 2, 1, 3]]),
+        "zbv": ([[2, 2, 1, 1], [2, 1, 1, 1]],),
+        "dualpipe_v": ([[2, 2, 1, 1], [2, 1, 1, 1]],),
+    },
+}
+"""World -> schedule -> layouts of 11 layers for which gradients are those of one process to the bit."""
+
+
+def plan_of(table: Any, schedule: str, micro_batches: int, policy: Policy = MIXED) -> Plan:
+    layout = Layout.from_counts(table)
+    setup = Setup(
+        pp=layout.pp,
+        interleave=layout.interleave,
+        micro_batch=2,
+        micro_batches=micro_batches,
+        seq=SEQ,
+        dtype="fp32",
+        schedule=schedule,
+    )
+    return Plan(setup=setup, layout=layout, policy=policy)
+
+
+def compare(make: Callable[[], Any], plan: Plan, steps: int = 2) -> dict[str, Any]:
+    """Steps under a plan, beside the same step of one process."""
+    micro_batches = plan.setup.micro_batches
+    tokens, target = batch(micro_batches)
+    model = make()
+    loss, gradients = alone(model, tokens, target, micro_batches)
+    pipeline, stages = parallelize(model, plan)
+    differ, losses = {}, []
+    for _ in range(steps):
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+        losses.append(pipeline.share(pipeline.step(tokens, target)))
+        for name, parameter in pipeline.named_parameters().items():
+            if parameter.grad is None or not torch.equal(parameter.grad, gradients[name]):
+                far = None if parameter.grad is None else float((parameter.grad - gradients[name]).abs().max())
+                differ[name] = far
+    pipeline.remove()
+    return {
+        "loss": [torch.equal(one, loss) for one in losses],
+        "differ": differ,
+        "names": sorted(pipeline.named_parameters()),
+        "all": sorted(gradients),
+        "stages": [stage.stage_index for stage in stages],
+    }
+
+
+def add(world: int, name: str, run: Callable[[], Any]) -> None:
+    CASES[world][name] = run
+
+
+for world, by_schedule in EXACT.items():
+    for schedule, tables in by_schedule.items():
+        for table in tables:
+            add(world, f"{schedule} {table}", partial(compare, reference, plan_of(table, schedule, 2 * world)))
+add(2, "looped_bfs", partial(compare, reference, plan_of([[3, 3], [3, 2]], "looped_bfs", 4)))
+for place, table, schedule in (("at two ranks", [6, 5], "1f1b"), ("at one rank", [[3, 3], [3, 2]], "zbv")):
+    add(2, f"tied {place}", partial(compare, partial(reference, tie_word_embeddings=True), plan_of(table, schedule, 4)))
+add(2, "hugging face", partial(compare, hugging_face, plan_of([[3, 3], [3, 2]], "interleaved_1f1b", 4)))
+
+
+def beginnings(table: Any, schedule: str, **config: Any) -> dict[str, torch.Tensor]:
+    """First values of this rank's parameters, of a model that is never whole."""
+    pipeline, _ = parallelize(partial(reference, **config), plan_of(table, schedule, 4), seed=7)
+    return {name: parameter.detach().clone() for name, parameter in pipeline.named_parameters().items()}
+
+
+add(2, "begins [6, 5]", partial(beginnings, [6, 5], "1f1b"))
+add(2, "begins in a v", partial(beginnings, [[1, 4], [5, 1]], "zbv"))
+add(2, "begins tied", partial(beginnings, [6, 5], "1f1b", tie_word_embeddings=True))
+
+
+def refusal(plan: Plan, make: Callable[[], Any] = reference) -> str:
+    try:
+        parallelize(make, plan)
+    except EvenloadError as error:
+        return str(error)
+    return "accepted"
+
+
+add(2, "too few processes", partial(refusal, plan_of([3, 3, 3, 2], "1f1b", 4)))
+add(2, "another model", partial(refusal, plan_of([6, 6], "1f1b", 4, Policy())))
+add(2, "too few micro-batches", partial(refusal, plan_of([6, 5], "1f1b", 1)))

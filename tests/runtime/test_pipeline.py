@@ -1,0 +1,109 @@
+"""Several processes on gloo: a pipelined, recomputed, uneven run is the run of one process."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from tests.runtime import ranks
+from tests.runtime.cases import EXACT
+
+pytestmark = pytest.mark.slow
+LIMIT = 400
+"""Seconds after which ranks that wait for each other are given up."""
+
+
+def run_ranks(world: int, folder) -> list[dict]:
+    processes = torch.multiprocessing.spawn(ranks.main, (world, str(folder)), nprocs=world, join=False)
+    end = time.monotonic() + LIMIT
+    try:
+        while not processes.join(timeout=1):  # comes back whenever one of them has ended
+            if time.monotonic() > end:
+                pytest.fail("the ranks did not come to an end")
+    finally:
+        for process in processes.processes:
+            if process.is_alive():
+                process.terminate()
+    return [torch.load(folder / f"results{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return run_ranks(2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return run_ranks(4, tmp_path_factory.mktemp("four"))
+
+
+def of_case(every: list[dict], name: str) -> list:
+    for one in every:
+        if isinstance(one[name], str) and one[name].startswith("Traceback"):
+            pytest.fail(one[name])
+    return [one[name] for one in every]
+
+
+def check_exact(results: list[dict]) -> None:
+    for result in results:
+        assert result["loss"] == [True, True]
+        assert result["differ"] == {}
+    assert sorted(name for result in results for name in result["names"]) == results[0]["all"]
+
+
+@pytest.mark.parametrize("name", [f"{kind} {table}" for kind, tables in EXACT[2].items() for table in tables])
+def test_two_ranks_have_the_gradients_of_one_process_to_the_bit(two, name):
+    check_exact(of_case(two, name))
+
+
+@pytest.mark.parametrize("name", [f"{kind} {table}" for kind, tables in EXACT[4].items() for table in tables])
+def test_four_ranks_have_the_gradients_of_one_process_to_the_bit(four, name):
+    check_exact(of_case(four, name))
+
+
+def test_a_hugging_face_model_runs_as_it_is(two):
+    check_exact(of_case(two, "hugging face"))
+
+
+def test_breadth_first_adds_micro_batches_in_another_order(two):
+    for result in of_case(two, "looped_bfs"):
+        assert result["loss"] == [True, True]
+        assert max(result["differ"].values()) < 1e-7
+
+
+@pytest.mark.parametrize("place", ["at two ranks", "at one rank"])
+def test_a_tied_embedding_gets_the_gradients_of_both_ends(two, place):
+    results = of_case(two, f"tied {place}")
+    ends = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert any(result["differ"] for result in results)  # both ends of one process add up micro-batch by micro-batch
+    for result in results:
+        assert result["loss"] == [True, True]
+        assert set(result["differ"]) <= ends
+        assert all(far is not None and far < 1e-7 for far in result["differ"].values())
+
+
+def test_a_model_begins_the_same_under_every_plan(two):
+    first, second = ({} | a | b for a, b in (of_case(two, "begins [6, 5]"), of_case(two, "begins in a v")))
+    assert set(first) == set(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_tied_embedding_begins_the_same_at_both_ends(two):
+    first, last = of_case(two, "begins tied")
+    assert torch.equal(first["model.embed_tokens.weight"], last["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("too few processes", "the plan is for 4 processes with pp 4, and 2 run"),
+        ("another model", "the plan places 12 layers, the model has 11"),
+        ("too few micro-batches", "1f1b cannot run so: it needs as many micro-batches as stages, 2, and has 1"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_starts(two, name, says):
+    for message in of_case(two, name):
+        assert says in message
+        assert "fix:" in message
