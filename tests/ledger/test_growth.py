@@ -20,9 +20,10 @@ class Program:
 
     def __init__(self, steps, *, marks=True):
         self.steps, self.marks = steps, marks
-        self.rows, self.columns, self.owners, self.strings = [], {"roles": [], "source": [], "phase": []}, [], {}
+        self.rows, self.owners, self.strings, self.modules = [], [], {}, {}
+        self.columns = {"roles": [], "source": [], "phase": [], "module": []}
 
-    def make(self, step, size, line, *, lives=0, roles=Role.NONE, at=10, phase=Phase.FORWARD):
+    def make(self, step, size, line, *, lives=0, roles=Role.NONE, at=10, phase=Phase.FORWARD, module=None):
         """An allocation of `size` bytes in a step that is freed `lives` steps later; None: never."""
         begin = 1 + step * STEP + at
         freed = ALIVE if lives is None else begin + 50 + lives * STEP
@@ -30,6 +31,7 @@ class Program:
         self.columns["roles"].append(roles)
         self.columns["source"].append(self.strings.setdefault(line, len(self.strings)))
         self.columns["phase"].append(phase.code)
+        self.columns["module"].append(-1 if module is None else self.modules.setdefault(module, len(self.modules)))
         return len(self.rows) - 1
 
     def own(self, row, hold, chain, source=None):
@@ -48,6 +50,7 @@ class Program:
             ),
             end=1 + self.steps * STEP,
             devices=("cpu",),
+            strings=tuple(self.modules),
             frames=tuple(Frame(location=f"train.py:{line}", caller=-1) for line in self.strings),
             marks=tuple(
                 Mark(kind=MarkKind.STEP, index=1 + step * STEP, time=step, value=step)
@@ -95,6 +98,58 @@ def test_a_buffer_of_fixed_length_is_no_leak():
         for step in range(12):
             program.make(step, MIB, 7, lives=None if step + length > 12 else length)
         assert growth(program.ledger()) == (), length
+
+
+@pytest.mark.parametrize("steps", [8, 9, 12])
+def test_a_buffer_that_has_just_become_full_is_no_leak(steps):
+    for length in range(3, steps - 1):
+        program = healthy(steps)
+        for step in range(steps):
+            program.make(step, MIB, 7, lives=None if step + length >= steps else length)
+        assert growth(program.ledger()) == (), length
+
+
+def test_a_leak_whose_first_ones_were_given_back_is_found():
+    program = healthy(12)
+    for step in range(12):
+        program.make(step, MIB, 7, lives=2 if step < 2 else None)
+    [one] = growth(program.ledger())
+    assert (one.since, one.nbytes) == (2, 9 * MIB)
+
+
+def test_the_gradient_of_a_weight_does_not_hide_the_product_in_forward_that_stays():
+    """A layer without a bias does both with the same operator, and `zero_grad` frees the gradient a step later."""
+    program = healthy()
+    for step in range(8):
+        program.make(step, 8 * MIB, 7, lives=None, module="head")
+        program.make(step, MIB, 7, lives=1, phase=Phase.BACKWARD, module="head")
+    [one] = growth(program.ledger())
+    assert (one.per_step, one.module) == (8 * MIB, "head")
+
+
+def test_a_variable_of_the_loop_does_not_hide_what_stays_beside_it():
+    program = healthy()
+    for step in range(8):
+        program.make(step, 8 * MIB, 7, lives=None)
+        program.make(step, MIB, 7, lives=1, at=12)
+        program.make(step, MIB, 7, lives=1, at=14)
+    [one] = growth(program.ledger())
+    assert one.per_step == pytest.approx(8 * MIB, rel=0.05)
+
+
+def test_layers_that_leave_the_same_behind_are_one_leak_although_one_of_them_was_looked_up():
+    program = healthy()
+    for layer in range(40):
+        rows = [program.make(step, MIB, 7, lives=None, module=f"layers.{layer}.mlp") for step in range(8)]
+        if layer == 17:
+            program.own(rows[3], Hold.RETAINED, "outputs[3] (variable of main)")
+    [one] = growth(program.ledger())
+    assert (one.per_step, one.module) == (40 * MIB, "layers.17.mlp")
+    for layer in range(2):
+        for step in range(8):
+            program.make(step, MIB, 8, lives=None, module=f"layers.{layer}.norm")
+    _, unowned = growth(program.ledger())
+    assert (unowned.leak, unowned.per_step) == (LeakClass.UNKNOWN, 2 * MIB)
 
 
 def test_a_bounded_container_that_is_not_full_yet_is_no_leak():
@@ -231,6 +286,39 @@ def test_growth_outside_pytorch_is_seen_in_the_resident_set():
 def test_a_process_that_settles_swings_or_shrinks_is_healthy(rest):
     program = healthy(10)
     assert growth(program.ledger(host_lines(rest, program))) == ()
+
+
+def test_gaps_between_tensors_on_the_host_are_no_growth_outside_pytorch():
+    program = healthy(10)
+    lines = host_lines([10**9 + step * 3 * MIB for step in range(10)], program)
+    gaps = [dataclasses.replace(line, idle=5 * MIB + line.step * 3 * MIB) for line in lines]
+    assert growth(program.ledger(gaps)) == ()
+    few = [dataclasses.replace(line, idle=5 * MIB + line.step * MIB) for line in lines]
+    [one] = growth(program.ledger(few))
+    assert (one.leak, one.per_step) == (LeakClass.OUTSIDE, 2 * MIB)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_beside_tensors_that_stay_a_process_grows_a_little_more(known):
+    program = healthy(10)
+    for step in range(10):
+        program.make(step, 10 * MIB, 7, lives=None)
+    for around, alarmed in ((MIB, False), (5 * MIB, known), (30 * MIB, True)):
+        lines = host_lines([10**9 + step * around for step in range(10)], program)
+        lines = [dataclasses.replace(line, idle=0 if known else -1) for line in lines]
+        found = {one.leak for one in growth(program.ledger(lines))}
+        assert (LeakClass.OUTSIDE in found) is alarmed, around
+
+
+def test_what_comes_after_the_last_step_is_no_step():
+    def steps(*phases):
+        marks = [Mark(kind=MarkKind.STEP, index=index, time=0) for index in (1, 101, 201)]
+        marks += [Mark(kind=MarkKind.PHASE, index=index, time=0, value=phase.code) for index, phase in phases]
+        return dataclasses.replace(healthy(3).ledger(), marks=tuple(marks)).steps
+
+    assert steps((5, Phase.FORWARD), (105, Phase.FORWARD), (150, Phase.OTHER), (210, Phase.OTHER)) == 2
+    assert steps((5, Phase.FORWARD), (105, Phase.FORWARD), (205, Phase.FORWARD)) == 3
+    assert steps() == 3
 
 
 def test_the_memory_between_steps_and_the_peaks_are_a_series():

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from tests.ledger.ledgers import BACKWARD, FORWARD, allocations, step
+from tests.ledger.ledgers import BACKWARD, FORWARD, OTHER, allocations, step
 
 from evenload.ledger.held import doing, held_after_use
 from evenload.ledger.ledger import ALIVE, Ledger, Mark, Metadata, Owner
@@ -78,3 +78,17 @@ def test_a_point_is_told_by_phase_step_and_micro_batch():
 def test_a_ledger_without_uses_has_nothing_dead():
     rows = dataclasses.replace(program().allocations, last_used=np.zeros(5, np.int64))
     assert held_after_use(dataclasses.replace(program(), allocations=rows)) == ()
+
+
+def test_what_outlives_its_step_is_freed_in_a_later_one_or_at_the_end():
+    phases = [(5, FORWARD), (25, BACKWARD), (45, FORWARD), (65, BACKWARD), (90, OTHER)]
+    marks = [Mark(kind=MarkKind.STEP, index=index, time=0) for index in (1, 40, 90)]
+    marks += [Mark(kind=MarkKind.PHASE, index=index, time=0, value=phase) for index, phase in phases]
+    for freed, name in ((35, "backward"), (50, "a later step"), (95, "the end"), (ALIVE, "never")):
+        ledger = Ledger(
+            metadata=Metadata(evenload="1", device="cpu"),
+            allocations=allocations((100, 6, 8, freed), (9, 7, 30, 31), phase=[FORWARD] * 2),
+            end=100,
+            marks=tuple(marks),
+        )
+        assert [one.freed_in for one in held_after_use(ledger, 20)] == [name]

@@ -120,19 +120,18 @@ def _report_on(
         say_json(ledger_report.as_json(said))
     else:
         warn(ledger.notices)
-        say(ledger_report.as_text(said, _heading(ledger, file)))
+        say(ledger_report.as_text(said, _heading(ledger, file), here=str(Path.cwd())))
     if said.leaks:
         raise typer.Exit(ANSWER_NO)
 
 
 def _heading(ledger: Ledger, file: str) -> str:
     metadata = ledger.metadata
-    steps = len(ledger.step_begins)
     parts = [
         f"{file}: {metadata.origin}" + (f" of {' '.join(metadata.command)}" if metadata.command else ""),
         f"rank {metadata.rank} of {metadata.world}" if metadata.world > 1 else "",
         f"{len(ledger.allocations)} allocations",
-        f"{steps} steps" if steps else "",
+        f"{ledger.steps} steps" if ledger.steps else "",
         "" if ledger.complete else "broken off",
     ]
     return ", ".join(part for part in parts if part)

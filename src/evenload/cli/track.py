@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evenload.cli._shared import ForceFlag, JsonFlag, remark, say_json, warn
+from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.ledger.curve import peaks
 from evenload.ledger.files import read_ledger
 from evenload.record import require_torch
@@ -30,6 +31,9 @@ def track(
     owners: Annotated[
         bool, typer.Option("--owners", help="Look up who holds what is dead at the peak, once, in the third step.")
     ] = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Say what custom autograd functions keep, and what their backward reads.")
+    ] = False,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -45,18 +49,25 @@ def track(
     path = ledger_path(script if out is None else str(out), given=out is not None)
 
     require_torch()
-    from evenload.record.recorder import record  # noqa: PLC0415  # imports torch
+    from evenload.record.audit import Audit, audit_functions  # noqa: PLC0415  # imports torch
+    from evenload.record.recorder import record  # noqa: PLC0415
     from evenload.record.script import run_script  # noqa: PLC0415
 
     recorder = record(
         path=path, force=force, stacks=stacks, synchronize=synchronize, owners=owners, command=(script, *words)
     )
-    code = run_script(recorder, script, words, module=module)
+    with audit_functions() if audit else nullcontext(Audit()) as seen:
+        code = run_script(recorder, script, words, module=module)
     ledger = read_ledger(path)
     warn(recorder.notices or ledger.notices)
     found = peaks(ledger)
     if as_json:
-        say_json({"ledger": str(path), "allocations": len(ledger.allocations), "device": ledger.device, "peaks": found})
+        say_json(
+            {"ledger": str(path), "allocations": len(ledger.allocations), "device": ledger.device, "peaks": found}
+            | ({"functions": seen.functions} if audit else {})
+        )
+    elif audit:
+        say(str(seen))
     remark(
         f"wrote {path}: {len(ledger.allocations)} allocations, peak {human_bytes(found.held)} on {ledger.device}"
         f" ({human_bytes(found.needed)} needed)\n  next: evenload report {path}"

@@ -17,7 +17,7 @@ written in place.
                                                                7: frame + 1 | roles << 32
     MARK        tag | kind << 8 | micro-batch + 1 << 32        1: index, 2: time, 3: value, 4: string + 1
     HOST        tag                                            1: index, 2: time, 3: step, 4: resident, 5: pinned,
-                                                               6: reserved
+                                                               6: reserved, 7: idle + 1
     LINK        tag                                            1: cell of an allocation, 2: cell of the one it replaced
     REACH       tag                                            1: cell of an allocation, 2: bytes
     END         tag                                            1: index after the last event

@@ -60,11 +60,11 @@ class Unreleased:
     source: str | None = None
     """Where the owner is set, `file:line`; without an owner the line that allocates."""
     module: str | None = None
-    """Module that made the largest part."""
+    """Module that made the one that the owner is of, or else the largest."""
     operator: str | None = None
-    """Operator that made the largest part."""
+    """Operator that made it."""
     made_at: str | None = None
-    """Line that made the largest part."""
+    """Line that made it."""
     base: int | None = None
     """Bytes of one storage of which tensors refer only to a part, where a view keeps it alive."""
     reach: int | None = None
@@ -81,6 +81,7 @@ _SHARE: Final = 0.6
 """Share of the steps of which something must have stayed."""
 _TAKEN_BACK: Final = 0.3
 """Share of the allocations that outlived their step and were given back later, above which it is a buffer."""
+_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _BOUNDED: Final = re.compile(r"\(maxlen=\d+\)|\(maxsize=\d+\)")
 
 
@@ -122,8 +123,10 @@ def _boundaries(ledger: Ledger) -> NDArray[np.int64]:
     if len(steps) < LEAST_STEPS:
         begins = [m.index for m in ledger.marks if m.kind is MarkKind.PHASE and m.value == Phase.FORWARD.code]
         steps = np.array(begins, dtype=np.int64)
+    elif ledger.steps < len(steps):  # a step that begins and does nothing: the end of the one before
+        return steps
     last_use = ledger.allocations.allocated.max(initial=0)
-    if len(steps) and steps[-1] > last_use:  # a step that begins and does nothing: the end of the one before
+    if len(steps) and steps[-1] > last_use:
         return steps
     return np.append(steps, ledger.end)
 
@@ -138,35 +141,60 @@ def _inside(ledger: Ledger, boundaries: NDArray[np.int64]) -> Iterator[Unrelease
     else:
         born = np.zeros(len(rows), dtype=np.int64)
         outlives = rows.allocated > 0
+    died = np.searchsorted(boundaries, rows.freed, side="right") - 1
     # What goes only after the last step went because the program ended: its variables held it until then.
     ended = int(ledger.step_begins[-1]) if len(ledger.step_begins) > LEAST_STEPS else ALIVE
     stays = outlives & ((rows.freed >= ended) | ((rows.roles & Role.COLLECTED.value) != 0))
     owners = {owner.row: owner for owner in ledger.owners}
     suspects: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
     named: dict[str, Owner] = {}
+    ownerless: list[tuple[str, NDArray[np.int64]]] = []
+    places: dict[str, str] = {}
     for group in _groups(ledger, outlives):
         staying = group[stays[group]]
-        if not (_grows(born, group, staying, steps) if steps >= LEAST_STEPS else _repeats(ledger, staying)):
+        if not (_grows(born, died, group, staying, steps) if steps >= LEAST_STEPS else _repeats(ledger, staying)):
             continue
         owner = next((owners[row] for row in staying.tolist() if row in owners), None)
-        if owner is not None and _BOUNDED.search(owner.chain):
-            continue
-        key = _root(owner) if owner is not None else f"row {group[0]}"
-        suspects[key].append(staying)
-        if owner is not None:
-            named[key] = min(owner, named.get(key, owner), key=lambda one: len(one.chain))
+        place = _place(ledger, int(group[0]))
+        if owner is None:
+            ownerless.append((place, staying))
+        elif not _BOUNDED.search(owner.chain):
+            key = places[place] = _root(owner)
+            suspects[key].append(staying)
+            named[key] = min(owner, named.get(key, owner), key=lambda one: (-rows.nbytes[one.row], len(one.chain)))
+        else:
+            places[place] = ""
+    for place, staying in ownerless:  # of many layers that do the same, one is looked up
+        if (key := places.get(place, place)) != "":
+            suspects[key].append(staying)
     for key, parts in suspects.items():
         one = _unreleased(ledger, np.concatenate(parts), born, steps, named.get(key))
         if one.per_step is None or one.per_step >= SLOWEST:
             yield one
 
 
+def any_layer(module: str) -> str:
+    """A module path without the number of its layer: `layers.*.mlp`."""
+    return _NUMBER.sub(r"\1*", module, count=1)
+
+
+def _place(ledger: Ledger, row: int) -> str:
+    """The place in the program that made an allocation, the same for all layers of a model."""
+    columns = ledger.allocations
+    numbers = (columns.source[row], columns.operator[row], columns.phase[row], columns.device[row])
+    return f"{any_layer(ledger.module(row) or '')} {' '.join(map(str, numbers))}"
+
+
 def _groups(ledger: Ledger, mask: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-    """Rows that the same place in the program made: line, operator, module, device."""
+    """Rows that the same place in the program made: line, operator, module, phase, device.
+
+    The phase tells the result of a matrix product in forward from the gradient of its weight.
+    """
     rows = np.flatnonzero(mask)
     columns = ledger.allocations
     keys = np.stack(
-        [getattr(columns, name)[rows].astype(np.int64) for name in ("source", "operator", "module", "device")], axis=1
+        [getattr(columns, name)[rows].astype(np.int64) for name in ("source", "operator", "module", "phase", "device")],
+        axis=1,
     )
     _, inverse = np.unique(keys, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -174,13 +202,39 @@ def _groups(ledger: Ledger, mask: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
     return np.split(rows[order], np.flatnonzero(np.diff(inverse[order])) + 1) if len(rows) else []
 
 
-def _grows(born: NDArray[np.int64], group: NDArray[np.int64], staying: NDArray[np.int64], steps: int) -> bool:
+def _grows(
+    born: NDArray[np.int64],
+    died: NDArray[np.int64],
+    group: NDArray[np.int64],
+    staying: NDArray[np.int64],
+    steps: int,
+) -> bool:
     """Whether something stays of most steps, and old ones are not taken back as in a buffer of fixed length."""
     considered = steps - 1  # of the last step nothing can have outlived it
     of_steps = len(np.unique(born[staying]))
     if of_steps < max(2, math.ceil(_SHARE * considered)) and not _sporadic(born[staying], considered):
         return False
-    return len(group) - len(staying) <= _TAKEN_BACK * len(group)
+    given_back = np.setdiff1d(group, staying, assume_unique=True)
+    # What the next step replaces is a variable of the loop or a gradient: it says nothing about the others.
+    given_back = given_back[died[given_back] - born[given_back] > 1]
+    if len(given_back) > _TAKEN_BACK * (len(given_back) + len(staying)):
+        return False
+    return not _in_turn(born, died, given_back, staying, of_steps)
+
+
+def _in_turn(
+    born: NDArray[np.int64],
+    died: NDArray[np.int64],
+    given_back: NDArray[np.int64],
+    staying: NDArray[np.int64],
+    length: int,
+) -> bool:
+    """Whether the oldest were given back, each when as many newer ones were there: a buffer that has become full."""
+    return (
+        len(given_back) > 0
+        and bool(born[given_back].max() < born[staying].min())
+        and bool((died[given_back] - born[given_back]).min() >= length - 1)
+    )
 
 
 def _sporadic(born: NDArray[np.int64], considered: int) -> bool:
@@ -224,7 +278,7 @@ def _unreleased(
     ledger: Ledger, rows: NDArray[np.int64], born: NDArray[np.int64], steps: int, owner: Owner | None
 ) -> Unreleased:
     columns = ledger.allocations
-    largest = int(rows[columns.nbytes[rows].argmax()])
+    largest = int(rows[columns.nbytes[rows].argmax()]) if owner is None else owner.row
     leak = _leak_class(columns.roles[rows], owner)
     per_step = None
     if steps >= LEAST_STEPS:
@@ -293,11 +347,13 @@ def _outside(ledger: Ledger) -> Iterator[Unreleased]:
     of_host = np.array([name in ("cpu", "pinned") for name in ledger.devices], dtype=np.bool_)
     mine = curve(ledger, rows=of_host[ledger.allocations.device])
     own = np.diff(np.array([mine.at(line.index) for line in lines], dtype=np.float64))
-    changes = np.diff(np.array([line.resident for line in lines], dtype=np.float64)) - own
+    used = [line.resident - max(line.idle, 0) for line in lines]
+    changes = np.diff(np.array(used, dtype=np.float64)) - own
     half = len(changes) // 2
     per_step = float(np.median(changes))
-    # Where tensors on the host grow, the allocator of the process grows around them.
-    enough = max(_NOISE, 0.5 * abs(float(np.median(own))))
+    # Where tensors on the host stay, the allocator of the process cannot reuse the gaps between them, and grows too.
+    around = _AROUND_KNOWN if all(line.idle >= 0 for line in lines) else _AROUND
+    enough = max(_NOISE, around * abs(float(np.median(own))))
     steady = np.mean(changes > 0.25 * per_step) >= 0.75 and changes[half:].sum() >= 0.5 * changes[:half].sum()
     if per_step >= enough and changes.sum() >= 4 * enough and steady:
         yield Unreleased(
@@ -312,3 +368,7 @@ def _outside(ledger: Ledger) -> Iterator[Unreleased]:
 
 _NOISE: Final = 2**18
 """Bytes a step by which a process may grow through its own allocator alone."""
+_AROUND: Final = 2.0
+"""Times the growth of tensors on the host by which the process may grow around them, without anything else growing."""
+_AROUND_KNOWN: Final = 0.25
+"""The same where the allocator tells how much of that are gaps."""

@@ -30,7 +30,7 @@ class HeldAfterUse:
     dead_since: str
     """What the program was doing when they were used for the last time: `forward`; several, where they differ."""
     freed_in: str
-    """What the program was doing when they were freed; `never`."""
+    """What the program was doing when they were freed; `a later step`, `the end` of the recording, or `never`."""
     owner: str | None
     """Who held it, where the recording looked."""
 
@@ -66,7 +66,7 @@ def held_after_use(ledger: Ledger, index: int | None = None, *, share: float = 0
                 operator=ledger.operator(largest),
                 source=ledger.source(largest),
                 dead_since=_phases(ledger, rows.last_used[members]),
-                freed_in=_phases(ledger, rows.freed[members]),
+                freed_in=_freed(ledger, members),
                 owner=owners.get(_place(ledger, largest)),
             )
         )
@@ -89,7 +89,21 @@ def _place(ledger: Ledger, row: int) -> tuple[int, int, int]:
 
 def _phases(ledger: Ledger, indexes: NDArray[np.int64]) -> str:
     """Names of the phases that some events fall into, each once."""
-    names = {"never" if index == ALIVE else _phase_at(ledger, index) for index in indexes.tolist()}
+    return " or ".join(sorted({_phase_at(ledger, index) for index in indexes.tolist()}))
+
+
+def _freed(ledger: Ledger, members: NDArray[np.int64]) -> str:
+    """When some rows were freed: of what is kept for more than a step, the phase says nothing."""
+    rows = ledger.allocations
+    born, died = ledger.step_of(rows.allocated[members]), ledger.step_of(rows.freed[members])
+    names: set[str] = set()
+    for freed, before, after in zip(rows.freed[members].tolist(), born.tolist(), died.tolist(), strict=True):
+        if freed == ALIVE:
+            names.add("never")
+        elif ledger.steps > 0 and after >= ledger.steps:
+            names.add("the end")
+        else:
+            names.add(_phase_at(ledger, freed) if after <= max(before, 0) else "a later step")
     return " or ".join(sorted(names))
 
 

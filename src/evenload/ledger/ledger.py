@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenload.errors import Notice
-from evenload.ledger.words import Hold, MarkKind
+from evenload.ledger.words import Hold, MarkKind, Phase
 
 ALIVE: Final = int(np.iinfo(np.int64).max)
 """`freed` of an allocation that was still there when the recording ended."""
@@ -137,6 +137,8 @@ class HostLine:
     """Page-locked bytes of this process; -1: not known."""
     reserved: int = -1
     """Most bytes that the device's allocator held during the step; -1: it does not tell."""
+    idle: int = -1
+    """Bytes that the C allocator of the process had and nobody used; -1: it does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,6 +178,16 @@ class Ledger:
     def step_begins(self) -> NDArray[np.int64]:
         """Index at which every step begins."""
         return np.array([mark.index for mark in self.marks if mark.kind is MarkKind.STEP], dtype=np.int64)
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps that the recording saw, the last one perhaps in part; after the last, nothing is one."""
+        begins = self.step_begins
+        if len(begins) < 2:
+            return len(begins)
+        phases = [mark.index for mark in self.marks if mark.kind is MarkKind.PHASE and mark.value != Phase.OTHER.code]
+        last = max(phases, default=-1)
+        return len(begins) - 1 if begins[-2] <= last < begins[-1] else len(begins)
 
     def step_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Number of the step that events belong to; -1: before the first."""

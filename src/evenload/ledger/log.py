@@ -122,7 +122,9 @@ class Log:
 
     def host(self, line: HostLine) -> None:
         """Add the host line of a step."""
-        self._cell(cells.HOST, line.index, line.time, line.step, line.resident, line.pinned, line.reserved)
+        self._cell(
+            cells.HOST, line.index, line.time, line.step, line.resident, line.pinned, line.reserved, line.idle + 1
+        )
 
     def link(self, position: int, previous: int) -> None:
         """Say that an allocation replaced another one when their storage was resized."""

@@ -148,7 +148,10 @@ class _Reader:
 
     @staticmethod
     def _host(cell: list[int]) -> HostLine:
-        return HostLine(index=cell[1], time=cell[2], step=cell[3], resident=cell[4], pinned=cell[5], reserved=cell[6])
+        index, time, step, resident, pinned, reserved, idle = cell[1:]
+        return HostLine(
+            index=index, time=time, step=step, resident=resident, pinned=pinned, reserved=reserved, idle=idle - 1
+        )
 
     def _allocations(self, rows: NDArray[Any], marks: tuple[Mark, ...]) -> Allocations:
         table = self._table[rows]

@@ -54,8 +54,8 @@ def load_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def shaped(texts: Sequence[str], *, where: str) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A function that makes tensors of the given shapes, `8x3x224x224` or `4x512:int64`.
+def shaped(texts: Sequence[str], *, where: str) -> Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]:
+    """A function that makes a tensor, or a tuple of several, of the given shapes: `8x3x224x224` or `4x512:int64`.
 
     Raises:
         EvenloadError: a text is no shape.
@@ -66,7 +66,12 @@ def shaped(texts: Sequence[str], *, where: str) -> Callable[[], tuple[torch.Tens
         if found is None:
             raise EvenloadError(f"{shown(text)} is no shape", where=where, fix="write 8x3x224x224, or 4x512:int64")
         parsed.append((tuple(map(int, found[1].split("x"))), find_dtype(found[2], where) or torch.float32))
-    return lambda: tuple(torch.empty(shape, dtype=dtype) for shape, dtype in parsed)
+
+    def made() -> torch.Tensor | tuple[torch.Tensor, ...]:
+        tensors = tuple(torch.empty(shape, dtype=dtype) for shape, dtype in parsed)
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    return made
 
 
 def find_dtype(name: str | None, where: str) -> torch.dtype | None:

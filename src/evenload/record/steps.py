@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -12,9 +11,8 @@ from evenload.ledger.ledger import HostLine, Mark
 from evenload.ledger.log import Log
 from evenload.ledger.words import MarkKind
 from evenload.record.phases import Phases
+from evenload.record.process import idle_bytes, resident_bytes
 from evenload.record.storages import Storages
-
-_STATM: Final = Path("/proc/self/statm")
 
 
 class Steps:
@@ -78,6 +76,7 @@ class Steps:
                 resident=resident_bytes(),
                 pinned=self._storages.pinned,
                 reserved=_reserved(),
+                idle=idle_bytes(),
             )
         )
 
@@ -91,16 +90,6 @@ class Steps:
         for call in self.began:
             call(self.begins)
         self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
-
-
-def resident_bytes() -> int:
-    """Resident set of this process; -1 where the system does not tell."""
-    import resource  # noqa: PLC0415  # not on every system
-
-    try:
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return -1
 
 
 def _reserved() -> int:

@@ -17,6 +17,7 @@ from evenload.ledger.cells import ALLOCATED, HALF, NAMES, SOURCE_AND_ROLES
 from evenload.ledger.growth import SLOWEST
 from evenload.ledger.log import Log
 from evenload.ledger.words import Hold
+from evenload.record.holders import held_parts
 from evenload.record.living import collect_all
 from evenload.record.owners import Held, find_owners
 from evenload.record.storages import Entry, Storages
@@ -82,6 +83,10 @@ class Lookups:
     def _look(self, begins: Sequence[int]) -> dict[int, Held]:
         """Position in the log and holder of one suspect of every place."""
         positions = {entry.key: entry.position for entry in _suspects(self._log, self._storages, begins)}
+        if not positions:
+            return {}
+        parts = held_parts()
+        self._storages.note_parts({key: parts[key] for key in positions if key in parts})
         found = {positions[key]: one for key, one in find_owners(list(positions)).items()}
         self._cycles |= {position: one for position, one in found.items() if one.hold is Hold.CYCLE}
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenload.ledger.curve import Peaks, Share, by_category, live, peaks, shares
-from evenload.ledger.growth import LeakClass, Unreleased, growth, step_series
+from evenload.ledger.growth import LeakClass, Unreleased, any_layer, growth, step_series
 from evenload.ledger.held import HeldAfterUse, doing, held_after_use
 from evenload.ledger.ledger import Ledger
 from evenload.ledger.series import Judgement, Series, Trend, judge
@@ -24,8 +25,8 @@ from evenload.units import human_bytes
 
 ROWS: Final = 20
 """Lines of a table on the screen; JSON has all."""
+_PACKAGES: Final = re.compile(r"(?<=\s)/\S*/(?:site|dist)-packages/(?=\S+:\d)")
 _LAYER: Final = re.compile(r"(?:^|.*?\.)(?:\d+)(?=\.|$)")
-_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,13 +202,14 @@ def _steps(said: LedgerReport) -> list[dict[str, Any]]:
     ]
 
 
-def as_text(said: LedgerReport, heading: str) -> str:
-    """The report for the screen."""
+def as_text(said: LedgerReport, heading: str, *, here: str = "") -> str:
+    """The report for the screen; files below the folder `here`, and those of installed packages, get short names."""
     blocks = [heading, _peaks_text(said), _at_text(said)]
     if said.held:
         blocks.append(_held_text(said.held))
     blocks.append(_unreleased_text(said))
-    return "\n\n".join(blocks)
+    text = _PACKAGES.sub("", "\n\n".join(blocks))
+    return text.replace(here.rstrip(os.sep) + os.sep, "") if here.rstrip(os.sep) else text
 
 
 def _peaks_text(said: LedgerReport) -> str:
@@ -257,18 +259,13 @@ _Key = tuple[str | None, ...]
 """Category, module, operator and line."""
 
 
-def _any_layer(module: str) -> str:
-    """A module path without the number of its layer: `layers.*.mlp`."""
-    return _NUMBER.sub(r"\1*", module, count=1)
-
-
 def _over_layers(places: Sequence[Share]) -> list[tuple[_Key, int]]:
     """Places that differ only in the number of their layer, as one: `layers.*.mlp`."""
     sums: dict[_Key, int] = defaultdict(int)
     counts: dict[_Key, set[str | None]] = defaultdict(set)
     for share in places:
         category, module, operator, source = share.key
-        key = (category, None if module is None else _any_layer(module), operator, source)
+        key = (category, None if module is None else any_layer(module), operator, source)
         sums[key] += share.nbytes
         counts[key].add(module)
     merged = [
@@ -290,13 +287,16 @@ def _row(key: _Key, nbytes: int, total: int) -> tuple[str, ...]:
     )
 
 
+_FREED: Final = {"never": "never freed", "the end": "freed at the end"}
+
+
 def _held_text(held: Sequence[HeldAfterUse]) -> str:
     merged: dict[tuple[str, ...], int] = defaultdict(int)
     modules: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for one in held:
-        freed = "never freed" if one.freed_in == "never" else f"freed in {one.freed_in}"
+        freed = _FREED.get(one.freed_in, f"freed in {one.freed_in}")
         place = one.module or one.source or ""
-        key = (one.operator or one.category.value, _any_layer(place), one.dead_since, freed, one.owner or "")
+        key = (one.operator or one.category.value, any_layer(place), one.dead_since, freed, one.owner or "")
         merged[key] += one.nbytes
         modules[key].append(place)
     lines = [f"dead but held then: {human_bytes(sum(one.nbytes for one in held))}", ""]
