@@ -76,5 +76,4 @@ def main():
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -69,7 +69,7 @@ def test_the_trainer_of_transformers(tmp_path, accumulation):
         trained[recomputed] = weights(model)
         if handle is not None:
             (kind,) = handle.report().kinds
-            assert dict(kind.served) == {"recorded": 3, "hooks": 3 * (2 * accumulation - 1)}
+            assert dict(kind.served) == {"recorded": 1, "compared": 2, "hooks": 3 * (2 * accumulation - 1)}
             assert kind.freed == 2 * 2 * 32 * 176 * 4
     assert same(trained[True], trained[False])
 
@@ -116,7 +116,7 @@ def test_accelerate(first, precision):
             optimizer.zero_grad()
         trained[recomputed] = weights(accelerator.unwrap_model(model))
     assert same(trained[True], trained[False])
-    assert dict(handle.report().kinds[0].served) == {"recorded": 3, "hooks": 6}
+    assert dict(handle.report().kinds[0].served) == {"recorded": 1, "compared": 2, "hooks": 6}
 
 
 @pytest.mark.slow
@@ -167,6 +167,7 @@ def test_the_recorder_sees_what_recomputation_keeps_and_runs_again():
         at_peak = by_category(ledger, live(ledger, peaks(ledger).at))
         sizes[recomputed] = {category.value: nbytes for category, nbytes in at_peak.items()}
         if handle is not None:
-            assert dict(handle.report().kinds[0].served) == {"recorded": 3, "hooks": 3}
+            served = dict(handle.report().kinds[0].served)
+            assert served == {"recorded": 1, "compared": 5}  # the recorder's own hooks might change what a layer does
             freed = handle.report().freed
     assert sizes[False]["activation"] - sizes[True]["activation"] > 0.5 * freed

@@ -91,7 +91,7 @@ def test_full_recompute_beats_select_on_one_layer():
 
     with apply(model, Policy(**policy)) as handle:
         forward().backward()
-        assert [next(iter(state.served)) for state in handle._states] == ["recorded", "checkpoint", "recorded"]
+        assert [next(iter(state.served)) for state in handle._states] == ["recorded", "checkpoint", "compared"]
 
 
 def test_arguments_named_like_those_of_torchs_checkpoint_stay_the_layers_own():

@@ -10,6 +10,7 @@ import random
 import pytest
 import torch
 from tests.recompute import blocks
+from tests.recompute.blocks import WIDE
 from tests.recompute.measuring import allocated, gradients, same
 from tests.recompute.models import DEFAULT, FAMILIES, toy
 from torch import nn
@@ -52,8 +53,8 @@ def test_other_shapes_are_recorded_each_once():
         return model(current[-1])
 
     changes = [lambda x=x: current.append(x) for x in inputs]
-    served = follows(model, forward, changes)
-    assert served == {"recorded": 2, "hooks": 3}
+    found = follows(model, forward, changes)
+    assert found == {"recorded": 2, "hooks": 3}
 
 
 def test_many_shapes_do_not_fill_the_memory_with_plans():
@@ -129,8 +130,8 @@ def test_what_a_layer_holds_is_looked_at(what):
                 layer.act = nn.Tanh() if first else nn.Sigmoid()
 
     kinds = [True, False, True, False]
-    served = follows(model, forward, [lambda kind=kind: change(kind) for kind in kinds])
-    assert not served["kept"]
+    found = follows(model, forward, [lambda kind=kind: change(kind) for kind in kinds])
+    assert not found["kept"]
 
 
 def test_layers_with_other_constants_have_other_plans():
@@ -138,6 +139,116 @@ def test_layers_with_other_constants_have_other_plans():
     for number, layer in enumerate(model.layers):
         layer.scale = 1.0 + number
     follows(model, forward, [lambda: None] * 3)
+
+
+def served(handle):
+    return [dict(state.served) for state in handle._states]
+
+
+ALIKE = [{"recorded": 1, "hooks": 1}, {"compared": 1, "hooks": 1}, {"compared": 1, "hooks": 1}]
+
+
+@pytest.mark.parametrize("name", ["toy", "views", "llama", "qwen3"])
+def test_layers_of_one_kind_are_recorded_once(name):
+    model, forward = {"toy": toy, "views": lambda: toy(blocks.Views), **FAMILIES}[name]()
+    expected = backward(model, forward)
+    with apply(model, select=EVERYTHING) as handle:
+        for _ in range(2):
+            assert same(backward(model, forward), expected)
+        assert served(handle) == ALIKE
+        assert len({id(state.last) for state in handle._states}) == 1
+
+
+def test_layers_that_only_look_alike_get_plans_of_their_own():
+    """Everything that layers hold is alike, but the code depends on which layer it is."""
+
+    class Crossed(blocks.Ends):
+        def __init__(self):
+            super().__init__()
+            self.c, self.layer_idx = nn.Linear(WIDE, WIDE), next(numbers)
+
+        def middle(self, y):
+            one, other = self.c(y).sin(), y.cos()
+            one, other = (one, other) if self.layer_idx != 1 else (other, one)
+            return (one * other.exp()).tanh() * one
+
+    numbers = iter(range(3))
+    model, forward = toy(Crossed)
+    expected = backward(model, forward)
+    with apply(model, select=EVERYTHING) as handle:
+        for _ in range(3):
+            assert same(backward(model, forward), expected)
+        assert served(handle)[1:] == [{"kept": 1, "recorded": 1, "hooks": 1}, {"compared": 1, "hooks": 2}]
+
+
+class Chooses(torch.autograd.Function):
+    """Saves one of its inputs, which look alike."""
+
+    @staticmethod
+    def forward(ctx, x, y, first):
+        ctx.save_for_backward(x if first else y)
+        return x * 1.5 + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (saved,) = ctx.saved_tensors
+        return grad * saved, grad * saved, None
+
+
+def test_a_custom_function_that_saves_something_else_in_another_layer_is_noticed():
+    class Custom(blocks.Ends):
+        def __init__(self):
+            super().__init__()
+            self.block_id = next(numbers)
+
+        def middle(self, y):
+            return Chooses.apply(y.sin(), y.cos(), self.block_id == 0)
+
+    numbers = iter(range(3))
+    model, forward = toy(Custom)
+    expected = backward(model, forward)
+    with apply(model, select=EVERYTHING) as handle:
+        for _ in range(3):
+            assert same(backward(model, forward), expected)
+        assert handle._states[1].served["kept"] == 1
+
+
+@pytest.mark.parametrize("make", [toy, FAMILIES["llama"]])
+def test_hooks_on_modules_inside_a_layer_are_looked_at(make):
+    model, forward = make()
+    inner = [module for module in model.modules() if type(module).__name__ in {"SiLU", "SiLUActivation"}]
+    hooks = []
+
+    def on():
+        hooks.extend(module.register_forward_hook(lambda _module, _args, result: result * 1.1) for module in inner)
+
+    def off():
+        while hooks:
+            hooks.pop().remove()
+
+    found = follows(model, forward, [off, on, on, off, off])
+    assert found["hooks"] >= 2
+
+
+def test_an_attribute_that_hides_one_of_the_class_is_looked_at():
+    class Flagged(blocks.Ends):
+        flag = False
+
+        def middle(self, y):
+            y = y.sin() * (3.0 if self.flag else 2.0)
+            return y.exp()
+
+    model, forward = toy(Flagged)
+
+    def on():
+        for layer in model.layers:
+            layer.flag = True
+
+    def off():
+        for layer in model.layers:
+            layer.__dict__.pop("flag", None)
+
+    follows(model, forward, [off, off, on, on, off])
 
 
 FACTOR = 2
@@ -155,8 +266,8 @@ def test_another_number_of_saved_tensors_keeps_everything_and_is_recorded_next_t
     def factor(value):
         monkeypatch.setitem(globals(), "FACTOR", value)
 
-    served = follows(model, forward, [lambda value=value: factor(value) for value in (2, 2, 3, 3, 3, 1, 1)])
-    assert served == {"recorded": 3, "hooks": 2, "kept": 2}
+    found = follows(model, forward, [lambda value=value: factor(value) for value in (2, 2, 3, 3, 3, 1, 1)])
+    assert found == {"recorded": 3, "hooks": 2, "kept": 2}
 
 
 @pytest.mark.parametrize("make", [toy, FAMILIES["llama"]])
@@ -188,9 +299,9 @@ def test_code_that_depends_on_data_is_followed_only_as_long_as_it_goes_the_same_
             for layer in model.layers:
                 layer.a.bias.fill_(float(4 * sign))
 
-    served = follows(model, forward, [lambda sign=sign: turn(sign) for sign in signs])
-    assert served["mode"] + served["recorded"] + served["kept"] == len(signs)
-    assert not served["hooks"]
+    found = follows(model, forward, [lambda sign=sign: turn(sign) for sign in signs])
+    assert found["mode"] + found["recorded"] + found["kept"] == len(signs)
+    assert not found["hooks"]
 
 
 @pytest.mark.parametrize("way", ["item", "list"])
@@ -205,8 +316,8 @@ def test_a_number_taken_from_a_tensor_is_code_that_depends_on_data(way):
     model, _ = toy(Takes, layers=1)
     current = []
     changes = [lambda x=x: current.append(x) for x in torch.randn(4, 2, 16, 8)]
-    served = follows(model, lambda: model(current[-1]), changes)
-    assert not served["hooks"]
+    found = follows(model, lambda: model(current[-1]), changes)
+    assert not found["hooks"]
 
 
 def test_what_comes_before_code_that_depends_on_data_is_followed_by_hooks():
@@ -225,8 +336,8 @@ def test_what_comes_before_code_that_depends_on_data_is_followed_by_hooks():
     inputs = [torch.randn(2, 16, 8) * sign for sign in (1, -1, 1, 1, -1)]
     current = []
     changes = [lambda x=x: current.append(x) for x in inputs]
-    served = follows(model, lambda: model(current[-1]), changes, patterns=[r"first\..*"])
-    assert served == {"recorded": 1, "hooks": 4}
+    found = follows(model, lambda: model(current[-1]), changes, patterns=[r"first\..*"])
+    assert found == {"recorded": 1, "hooks": 4}
 
 
 def test_experts_that_get_other_tokens_every_time():
@@ -239,11 +350,11 @@ def test_experts_that_get_other_tokens_every_time():
     def forward():
         return model(input_ids=current[-1], labels=current[-1]).loss
 
-    served = follows(model, forward, changes, patterns=[".*"])
-    assert served["recorded"] >= 2
+    found = follows(model, forward, changes, patterns=[".*"])
+    assert found["recorded"] >= 2
     model, _ = FAMILIES["mixtral with a loop over experts"]()
-    served = follows(model, forward, changes, patterns=["self_attn", "input_layernorm"])
-    assert served == {"recorded": 1, "hooks": 3}
+    found = follows(model, forward, changes, patterns=["self_attn", "input_layernorm"])
+    assert found == {"recorded": 1, "hooks": 3}
 
 
 def test_an_operator_that_gives_something_else_the_second_time_is_left_alone():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.recompute import blocks
 from tests.recompute.measuring import allocated
 from tests.recompute.models import DEFAULT, FAMILIES, toy
 
@@ -28,13 +29,13 @@ def test_a_report_names_operators_bytes_and_what_is_kept_instead():
     assert kind.kept_instead == {"input": tokens * 64 * 2, "add": tokens * 64 * 2}
     assert kind.freed == product.dropped + activation.dropped + norms.dropped - sum(kind.kept_instead.values())
     assert kind.path == "hooks"
-    assert dict(kind.served) == {"recorded": 3, "hooks": 3}
+    assert dict(kind.served) == {"recorded": 1, "compared": 2, "hooks": 3}
     assert kind.layers == ("model.layers.0", "model.layers.1", "model.layers.2")
     text = str(kind)
     assert "frees 92.50 KiB, 52 %" in text
     assert "    mlp.mul  22.00 KiB" in text
     assert "kept instead: input 8.00 KiB, add 8.00 KiB" in text
-    assert "followed by hooks; forwards so far: 3 recorded, 3 hooks" in text
+    assert "followed by hooks; forwards so far: 1 recorded, 2 compared, 3 hooks" in text
 
 
 def test_declined_and_unmatched_patterns_say_why():
@@ -69,6 +70,22 @@ def test_what_several_layers_keep_together_counts_once():
         assert any(name.startswith("argument") for name in report.kinds[0].kept_instead)
         assert report.shared == 2 * 2 * 32 * 32 * 4  # the mask, twice too often
         assert plain - allocated(forward)[0] == report.freed
+
+
+def test_what_a_layer_returns_and_the_next_one_starts_from_counts_once():
+    class Last(blocks.Ends):
+        def forward(self, x):
+            return self.middle(self.b(self.a(x.double().sin().to(x.dtype)))).tanh()
+
+        def middle(self, y):
+            return y.exp()
+
+    model, forward = toy(Last)
+    plain = allocated(forward)[0]
+    with apply(model, select=["cast", "exp"]) as handle:
+        forward()
+        assert "input" in handle.report().kinds[-1].kept_instead
+        assert plain - allocated(forward)[0] == handle.report().freed
 
 
 def test_a_graph_of_every_layer_for_a_profile():

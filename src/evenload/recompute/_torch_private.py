@@ -7,7 +7,7 @@ with an error that says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch._dynamo.eval_frame import OptimizedModule  # a dispatch mode would import it late, and hold its frames
@@ -25,7 +25,9 @@ __all__ = [
     "TorchDispatchMode",
     "at_end_of_backward",
     "gathers_again",
+    "global_hook_dictionaries",
     "graph_task",
+    "hook_dictionaries",
     "in_functorch",
     "is_compiled",
     "is_wrapper",
@@ -37,6 +39,7 @@ __all__ = [
     "saved_tensor_hooks_error",
     "schema",
     "storage_key",
+    "tensor_dictionaries",
     "version",
     "wait",
 ]
@@ -68,6 +71,8 @@ _hooks_enabled = _found("_C._autograd._saved_tensors_hooks_is_enabled")
 _hooks_disabled_message = _found("_C._autograd._saved_tensors_hooks_get_disabled_error_message")
 _functorch_stack = _found("_C._functorch.peek_interpreter_stack")
 _queue_callback = _found("autograd.Variable._execution_engine.queue_callback")
+_global_pre_hooks: dict[int, Any] = cast("Any", _found("nn.modules.module._global_forward_pre_hooks"))
+_global_hooks: dict[int, Any] = cast("Any", _found("nn.modules.module._global_forward_hooks"))
 _disabled_dispatch = _found("_C._disabled_torch_dispatch_impl")
 
 
@@ -143,6 +148,24 @@ def parameter_dictionaries(module: torch.nn.Module) -> tuple[dict[str, Any], dic
     """The dictionaries in which a module holds its parameters and its children."""
     held = module.__dict__
     return held["_parameters"], held["_modules"]
+
+
+def tensor_dictionaries(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The dictionaries in which a module holds its parameters and its buffers."""
+    held = module.__dict__
+    return held["_parameters"], held["_buffers"]
+
+
+def hook_dictionaries(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
+    """The dictionaries of the hooks that run when a module is called; each hook has a number of its own."""
+    held = module.__dict__
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return tuple(held[name] for name in names)
+
+
+def global_hook_dictionaries() -> tuple[dict[int, Any], ...]:
+    """The dictionaries of the hooks that run when any module is called."""
+    return _global_pre_hooks, _global_hooks
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:

@@ -59,6 +59,11 @@ def run(state: LayerState, forward: Callable[..., Any], args: tuple[Any, ...], k
             return _follow(state, key, plan, call)
     state.watch = Watch(state.layer)  # anew: other modules may be inside by now
     key = (of_arguments, around, state.watch.key())
+    fake = any(map(_is_fake, call.tensors))
+    plan = state.offered(key, fake=fake)
+    if plan is not None:
+        state.unproved.add(key)
+        return _follow(state, key, plan, call, compare=True)
     if state.rehearse and not state.mismatches[key] and can_rehearse((args, kwargs)):
         with suppress(RecomputeError):
             rehearse(state.layer, args, kwargs)
@@ -68,31 +73,43 @@ def run(state: LayerState, forward: Callable[..., Any], args: tuple[Any, ...], k
     return _record(state, key, call)
 
 
-def _follow(state: LayerState, key: Key, plan: LayerPlan, call: Call) -> Any:
+def _follow(state: LayerState, key: Key, plan: LayerPlan, call: Call, *, compare: bool = False) -> Any:
     frame = Frame(plan)
     frame.start(state.layer, call.tensors)
     try:
-        if plan.path == "hooks" and not plan.from_modules:
+        if plan.path == "hooks" and not plan.from_modules and not compare:
             with saved_tensors_hooks(frame.pack, unpack):
                 result = call.run()
         else:
-            result = _run_watched(state.layer, frame, call)
+            follower = Follower(frame, state.layer, call.tensors) if compare or plan.path == "mode" else None
+            result = _run_watched(state.layer, frame, call, follower)
         if key in state.unproved and frame.prove():
             state.unproved.discard(key)
         frame.finish()
     finally:
         frame.close()
     state.last = plan
-    _note_given(state, plan, call)
-    if frame.mismatch is None:
-        state.served[plan.path] += 1
-    else:
+    _note_held(state, plan, call, result)
+    if frame.mismatch is not None:
         state.left(key, frame.mismatch)
+    elif compare:
+        state.served["compared"] += 1
+        state.remember(key, plan)
+    else:
+        state.served[plan.path] += 1
     return result
 
 
-def _note_given(state: LayerState, plan: LayerPlan, call: Call) -> None:
-    """Remember which arguments are kept to start from, because several layers may get the same."""
+def _note_held(state: LayerState, plan: LayerPlan, call: Call, result: Any) -> None:
+    """Remember which arguments are kept to start from, because others may keep the same.
+
+    Several layers may get one mask; and what one layer keeps because its last operator saves it, the next one gets.
+    """
+    state.output = None
+    returned = next(tensors(result), None) if plan.keeps_output else None
+    if returned is not None:
+        plain = unwrap(returned)[0]
+        state.output = storage_key(plain) if plain is not None else None
     for leaf, position in plan.given:
         plain = unwrap(call.tensors[position])[0]
         if plain is not None:
@@ -100,9 +117,10 @@ def _note_given(state: LayerState, plan: LayerPlan, call: Call) -> None:
             state.given[one.label] = storage_key(plain), plan.graph.graph.nbytes(one.label)
 
 
-def _run_watched(layer: torch.nn.Module, frame: Frame, call: Call) -> Any:
+def _run_watched(layer: torch.nn.Module, frame: Frame, call: Call, follower: Follower | None) -> Any:
     """Run a layer, taking also what passes inside it."""
-    follower = Follower(frame) if frame.plan.path == "mode" else None
+    if follower is not None:
+        frame.shown = follower.shown
     with ExitStack() as stack:
         for path, end in frame.plan.from_modules:
             stack.callback(_tap(layer.get_submodule(path), path, end, frame).remove)
@@ -127,6 +145,10 @@ def _tap(module: torch.nn.Module, path: str, end: str, frame: Frame) -> Any:
     if end == "in":
         return module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
     return module.register_forward_hook(leave)
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(unwrap(tensor)[0], FakeTensor)
 
 
 class _Slots:
@@ -175,9 +197,12 @@ def _record(state: LayerState, key: Key, call: Call) -> Any:
     state.last = plan
     state.served["recorded"] += 1
     state.given = {}
-    _note_given(state, plan, call)
+    _note_held(state, plan, call, result)
     state.remember(key, plan)
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors(result)):
+    fake = any(map(_is_fake, call.tensors))
+    if not recording.reads_data:
+        state.share(key, plan, fake=fake)
+    if fake or any(map(_is_fake, tensors(result))):
         state.unproved.add(key)
     return result
 

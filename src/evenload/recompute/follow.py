@@ -12,17 +12,17 @@ import torch
 
 from evenload.recompute._torch_private import TorchDispatchMode, is_wrapper_type, storage_key
 from evenload.recompute.aten import generator_state, is_inert
-from evenload.recompute.frame import Frame
+from evenload.recompute.frame import Frame, attribute
 from evenload.recompute.geometry import Ref, is_plain, matches
 from evenload.recompute.recording import written
-from evenload.recompute.values import Step
-from evenload.recompute.wrappers import tensors
+from evenload.recompute.values import Source, Step
+from evenload.recompute.wrappers import tensors, unwrap
 
 
 class Follower(TorchDispatchMode):
     """Active while a layer runs; fills the cells of a frame that hooks cannot."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, layer: torch.nn.Module, arguments: list[torch.Tensor]) -> None:
         cast("Any", super()).__init__()
         self._frame: Final = frame
         self._plan: Final = frame.plan
@@ -32,6 +32,11 @@ class Follower(TorchDispatchMode):
         """Storage -> value that it shows now."""
         self._bound: set[int] = set()
         """Values from outside whose storage is known."""
+        for value, source in frame.plan.outside.items():
+            if source is not None:
+                plain = unwrap(_given(source, layer, arguments))[0]
+                if plain is not None and is_plain(plain):
+                    self._bind(storage_key(plain), value)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,10 +98,22 @@ class Follower(TorchDispatchMode):
         return type(recorded) is type(given) and (recorded is given or bool(recorded == given))
 
     def _shows_value(self, recorded: Ref, given: torch.Tensor) -> bool:
-        if not is_plain(given) or not matches(given, recorded.size, recorded.stride, recorded.dtype):
-            return False
+        alike = is_plain(given) and matches(given, recorded.size, recorded.stride, recorded.dtype)
+        return alike and self.shown(given, recorded.value)
+
+    def shown(self, given: torch.Tensor, value: int) -> bool:
+        """Whether a plain tensor shows a value of the recording now."""
         key = storage_key(given)
-        if recorded.value in self._plan.outside and recorded.value not in self._bound:
-            self._bound.add(recorded.value)
-            self._shows[key] = recorded.value
-        return self._shows.get(key) == recorded.value
+        if value in self._plan.outside and value not in self._bound:
+            self._bind(key, value)
+        return self._shows.get(key) == value
+
+    def _bind(self, key: int, value: int) -> None:
+        self._bound.add(value)
+        self._shows[key] = value
+
+
+def _given(source: Source, layer: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.Tensor:
+    """The argument or parameter at a source."""
+    (at,) = source.at
+    return arguments[cast("int", at)] if source.kind == "argument" else attribute(layer, cast("str", at))

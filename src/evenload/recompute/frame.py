@@ -8,14 +8,14 @@ goes another way keeps everything, and is never computed again by a plan that wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from evenload.recompute._torch_private import kind_of, version
 from evenload.recompute.errors import changed_since
-from evenload.recompute.geometry import Ref, equal_bits, matches, same_layout, view
+from evenload.recompute.geometry import Ref, equal_bits, is_plain, matches, same_layout, view
 from evenload.recompute.layer_plan import Drop, LayerPlan, Save
 from evenload.recompute.program import Cell, Program
 from evenload.recompute.rerun import Memory
@@ -87,6 +87,8 @@ class Frame:
         self.cells = [Cell() for _ in range(len(program.leaves) + len(program.draws))]
         self.mismatch: str | None = None
         """Where this forward went another way than the recorded one."""
+        self.shown: Callable[[torch.Tensor, int], bool] | None = None
+        """Tells whether a tensor shows a value, where a dispatch mode follows as well."""
         self._saves: Final = plan.saves
         self._at = 0
         self._dropped: list[tuple[Dropped, Save]] = []
@@ -97,7 +99,7 @@ class Frame:
         for leaf, position in self.plan.from_arguments:
             self.take(leaf, arguments[position])
         for leaf, name in self.plan.from_parameters:
-            self.take(leaf, _attribute(layer, name))
+            self.take(leaf, attribute(layer, name))
 
     def pack(self, tensor: torch.Tensor) -> Kept | Dropped:
         """Saved-tensor hook: called for every tensor that autograd saves."""
@@ -117,6 +119,8 @@ class Frame:
             tensor.layout is torch.strided and same_layout(save.size, tensor.stride(), save.stride)
         ):
             return self._unexpected(tensor, _difference(at, save, tensor))
+        if self.shown is not None and save.at is not None and not self._shows(tensor, save.at):
+            return self._unexpected(tensor, f"saved tensor {at} ({save.label}) is another tensor")
         if save.drop is None:
             kept = Kept(_detached(tensor), version(tensor), save.label)
             for leaf in save.fills:
@@ -125,6 +129,10 @@ class Frame:
         dropped = Dropped(tensor)
         self._dropped.append((dropped, save))
         return dropped
+
+    def _shows(self, tensor: torch.Tensor, value: int) -> bool:
+        plain = unwrap(tensor)[0]
+        return plain is not None and is_plain(plain) and self.shown is not None and self.shown(plain, value)
 
     def seen(self, path: str, end: str, tree: Any) -> None:
         """Take the leaves that enter or leave a module."""
@@ -183,7 +191,7 @@ class Frame:
         """Hold nothing any more, for autograd holds on to `pack`; what was not let go of stays kept."""
         for dropped, save in self._dropped:
             dropped.keep(save.label)
-        self._dropped, self.cells = [], []
+        self._dropped, self.cells, self.shown = [], [], None
 
     def _unexpected(self, tensor: torch.Tensor, how: str) -> Kept:
         self.differs(how)
@@ -216,7 +224,7 @@ def _difference(at: int, save: Save, tensor: torch.Tensor) -> str:
     return f"saved tensor {at} ({save.label}) is {tuple(tensor.shape)} {tensor.dtype} where it was {was}"
 
 
-def _attribute(layer: torch.nn.Module, name: str) -> torch.Tensor:
+def attribute(layer: torch.nn.Module, name: str) -> torch.Tensor:
     """A parameter or buffer by its dotted name."""
     owner, _, last = name.rpartition(".")
     return getattr(layer.get_submodule(owner), last)

@@ -18,6 +18,7 @@ from evenload.recompute.engine import run
 from evenload.recompute.full import Group, Slicing, divided_by_fsdp, gather_again, sharing_ranks
 from evenload.recompute.layer_plan import LayerPlan
 from evenload.recompute.layers import Named, find_layers
+from evenload.recompute.likeness import Key
 from evenload.recompute.policies import as_policy
 from evenload.recompute.rehearsal import rehearse as rehearse_module
 from evenload.recompute.report import Report, make_report
@@ -116,6 +117,8 @@ class _Forward:
             LayerState(
                 layer=layer,
                 name=state.name,
+                number=state.number,
+                kin=state.kin,
                 policy=state.policy,
                 whole=state.whole,
                 mp_comm=state.mp_comm,
@@ -178,8 +181,9 @@ def apply(
     decided = as_policy(policy, select, exclude, comm, len(named))
     _require_free(named)
     states = [_state(one, decided, decided.for_layer(number), whole, tensor_group) for number, one in enumerate(named)]
-    for state in states:
-        state.rehearse = rehearse
+    kin: dict[Key, LayerPlan] = {}
+    for number, state in enumerate(states):
+        state.rehearse, state.number, state.kin = rehearse, number, kin
     again = optimizer_comm if optimizer_comm is not None else decided.optimizer_comm or None
     return Handle(module, states, _set_gathering([layer for _, layer in named], again))
 

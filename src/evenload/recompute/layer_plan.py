@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
@@ -19,7 +19,7 @@ from evenload.recompute.aten import collective, reads_only_shape
 from evenload.recompute.geometry import Ref
 from evenload.recompute.layer_graph import LayerGraph, label, layer_graph, within_reach
 from evenload.recompute.program import Blank, Call, Draw, Leaf, Program
-from evenload.recompute.values import Recording, Saved, Step
+from evenload.recompute.values import Recording, Saved, Source, Step, Value
 from evenload.recompute.wrappers import Wrapping
 
 Path = Literal["hooks", "mode"]
@@ -51,6 +51,8 @@ class Save(NamedTuple):
     """Leaves that are taken from it."""
     label: str
     """Who made it, for messages."""
+    at: int | None
+    """Value that it shows; None: it is no strided memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,8 +78,8 @@ class LayerPlan:
     """Step that draws -> leaf, of the mode path."""
     trace: tuple[Step, ...]
     """All operators in order."""
-    outside: frozenset[int]
-    """Values that are there before the layer runs."""
+    outside: Mapping[int, Source | None]
+    """Values that are there before the layer runs: which argument or parameter each is, None where it is neither."""
     graph: LayerGraph
     """What the decision was made on."""
     everything: Graph
@@ -85,6 +87,8 @@ class LayerPlan:
     decision: Decision
     given: tuple[tuple[int, int], ...]
     """(leaf, position of the tensor argument) of arguments that nothing keeps otherwise."""
+    keeps_output: bool
+    """What the layer returns is counted among what it keeps."""
 
     @property
     def drops(self) -> bool:
@@ -100,9 +104,9 @@ def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True
     operator, if it frees enough more.
     """
     everything = layer_graph(recording, hooks_only=False)
-    best = decide(everything.graph, policy, mp_comm=mp_comm)
+    best = _decided(everything.graph, policy, mp_comm)
     reachable = layer_graph(recording, hooks_only=True)
-    within = decide(reachable.graph, policy, mp_comm=mp_comm)
+    within = _decided(reachable.graph, policy, mp_comm)
     if best.freed <= _WORTH * within.freed or best.freed <= 0:
         return _Builder(recording, reachable, everything.graph, within, hooks_only=True).build("hooks", "")
     if any(recording.steps[everything.steps[number]].random is not None for number in best.rerun):
@@ -112,6 +116,14 @@ def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True
     else:
         why = "the best choice keeps what passes only inside a module"
     return _Builder(recording, everything, everything.graph, best, hooks_only=False).build("mode", why)
+
+
+def _decided(graph: Graph, policy: LayerPolicy, mp_comm: bool) -> Decision:
+    """The choice for a layer. Where it drops nothing, nothing need be kept to start from, not even the input."""
+    decision = decide(graph, policy, mp_comm=mp_comm)
+    if decision.dropped:
+        return decision
+    return replace(decision, kept=graph.kept(), extra=(), kept_bytes=graph.kept_bytes, freed=0)
 
 
 class _Builder:
@@ -153,14 +165,13 @@ class _Builder:
             from_steps=_by_step(leaves),
             from_generators={step.number: at for at, step in enumerate(random, len(leaves))},
             trace=tuple(self._recording.steps),
-            outside=frozenset(value.number for value in self._recording.values if value.step is None),
+            outside={value.number: _known(value) for value in self._recording.values if value.step is None},
             graph=self._view,
             everything=self._everything,
             given=tuple(
-                (leaf, at[0])
-                for leaf, at in _sources(leaves, "argument")
-                if self._view.graph.by_name[leaves[leaf].label].given
+                (leaf, at[0]) for leaf, at in _sources(leaves, "argument") if leaves[leaf].label in self._decision.extra
             ),
+            keeps_output=self._view.graph.output in self._decision.kept,
             decision=self._decision,
         )
 
@@ -237,12 +248,19 @@ class _Builder:
             drop=Drop(at, saved.wrappings) if dropped and at is not None else None,
             fills=tuple(leaf for leaf, one in _sources(leaves, "pack") if one == (saved.number,)),
             label=self._view.names[at.value] if at is not None else "a tensor",
+            at=at.value if at is not None else None,
         )
 
 
 def _needs(step: Step) -> tuple[int, ...]:
     """Values that a step reads or writes over."""
     return tuple(dict.fromkeys((*step.reads, *(write.before for write in step.writes))))
+
+
+def _known(value: Value) -> Source | None:
+    """The argument or parameter that a value from outside is."""
+    known = (sighting.source for sighting in value.sightings if sighting.source.kind in {"argument", "parameter"})
+    return next(known, None)
 
 
 def _sources(leaves: tuple[Leaf, ...], kind: str) -> list[tuple[int, tuple[Any, ...]]]:

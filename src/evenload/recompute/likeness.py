@@ -1,8 +1,11 @@
 """When two forwards of a layer do the same: what is looked at before a recorded plan is followed.
 
-The arguments, the state of autocast and everything simple that the layer's modules hold (numbers, flags, names, which
-modules are inside) make up a key; forwards with equal keys run the same operators, unless the layer's code depends on
-data, which the recording notices, or on something out of reach, such as a global variable.
+The arguments, the state of autocast, the hooks on the layer's modules and everything simple that these hold (numbers,
+flags, names, which modules are inside) make up a key; forwards with equal keys run the same operators, unless the
+layer's code depends on data, which the recording notices, or on something out of reach, such as a global variable.
+
+A *nature* says less: layers of one nature look alike, so that the plan of one may do for another, which is found out by
+comparing one forward with it operator by operator.
 """
 
 from __future__ import annotations
@@ -15,8 +18,16 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from evenload.recompute._torch_private import kind_of, parameter_dictionaries, storage_key
+from evenload.recompute._torch_private import (
+    global_hook_dictionaries,
+    hook_dictionaries,
+    kind_of,
+    parameter_dictionaries,
+    storage_key,
+    tensor_dictionaries,
+)
 from evenload.recompute.wrappers import unwrap
 
 Key = tuple[Any, ...]
@@ -105,12 +116,15 @@ class Watch:
         self._parameters: Final = tuple(
             (held, name) for held in dictionaries for name, one in held.items() if one is not None
         )
+        inner = [one for module in layer.modules() if module is not layer for one in hook_dictionaries(module)]
+        self._hooks: Final = (*inner, *global_hook_dictionaries())
 
     def key(self) -> Key:
         """All of it, as it is now."""
         try:
             state = tuple([read(held) for held, read in self._readers])
-            return state, tuple([_parameter(held[name]) for held, name in self._parameters])
+            hooks = [tuple(one) for one in self._hooks if one]  # by number: to hold a hook would hold what it holds
+            return state, tuple([_parameter(held[name]) for held, name in self._parameters]), tuple(hooks)
         except (KeyError, AttributeError):  # something was taken away
             return (object(),)
 
@@ -139,7 +153,10 @@ def _readers(layer: torch.nn.Module) -> Iterator[tuple[dict[str, Any], _Reader]]
 
 def _reader(held: dict[str, Any]) -> _Reader:
     names = tuple(name for name, one in held.items() if isinstance(one, SIMPLE))
-    return cast("_Reader", itemgetter(*names)) if names else len
+    if not names:
+        return len
+    read = cast("_Reader", itemgetter(*names))
+    return lambda held: (len(held), read(held))  # something new may hide something of the class
 
 
 def _item(name: str, held: dict[str, Any]) -> Any:
@@ -148,6 +165,38 @@ def _item(name: str, held: dict[str, Any]) -> Any:
 
 def _parameter(one: torch.Tensor) -> Key:
     return one.requires_grad, one.dtype, kind_of(one)
+
+
+def nature(layer: torch.nn.Module, number: int) -> Key:
+    """What layers have in common of which one plan may do for all.
+
+    Args:
+        layer: the layer.
+        number: its place in the model; that it knows it itself (`layer_idx`) makes it no other.
+    """
+    parts: list[Any] = [type(layer)]
+    first: dict[int, str] = {}
+    for path, module in cast("Iterator[tuple[str, torch.nn.Module]]", layer.named_modules(remove_duplicate=False)):
+        parts += (path, type(module), first.setdefault(id(module), path))
+        held: dict[str, Any] = module.__dict__
+        for name, one in held.items():
+            if type(one) is int and _counts(name):
+                parts += (name, "place", one - number)
+            elif not isinstance(one, torch.nn.Module) and not name.startswith("_"):
+                parts += (name, _contents(one), _simple_state(one))
+        for name, one in (item for tensors in tensor_dictionaries(module) for item in tensors.items()):
+            if one is None:
+                continue
+            if is_lazy(one) or one.layout is not torch.strided:
+                return (object(),)  # like no other
+            parts += (name, one.shape, one.stride(), one.requires_grad, one.dtype, kind_of(one), one.device)
+            parts.append(first.setdefault(id(one), f"{path}.{name}"))
+    return tuple(parts)
+
+
+def _counts(name: str) -> bool:
+    """Whether an attribute may be the number of a layer."""
+    return "layer" in name or "block" in name or name.endswith(("idx", "index", "id"))
 
 
 def _values(held: dict[str, Any]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from evenload.plan.mincut import Decision, collectives
 from evenload.plan.operators import Graph
 from evenload.plan.patterns import Match, coverage, match_all
 from evenload.recompute.layer_plan import LayerPlan
-from evenload.recompute.state import LayerState, Served
+from evenload.recompute.state import WAYS, LayerState, Served
 from evenload.units import human_bytes
 
 
@@ -155,9 +155,10 @@ def _alike(one: LayerState, other: LayerState) -> bool:
 
 def _kind(states: Sequence[LayerState], numbers: Sequence[int]) -> KindReport:
     first, plan = states[0], states[0].last
-    served: Counter[Served] = Counter()
+    counts: Counter[Served] = Counter()
     for state in states:
-        served.update(state.served)
+        counts.update(state.served)
+    served: dict[Served, int] = {way: counts[way] for way in WAYS if counts[way]}
     path = plan.path if plan is not None else "checkpoint" if first.whole and served else "not run yet"
     graph = plan.everything if plan is not None else None
     return KindReport(
@@ -213,7 +214,9 @@ def _shared(states: Sequence[LayerState]) -> int:
     """Bytes of arguments that several layers keep, beyond the first of them."""
     seen: set[int] = set()
     twice = 0
-    for state in states:
+    for before, state in zip((None, *states), states, strict=False):
+        if before is not None and before.output is not None:
+            seen.add(before.output)
         for key, nbytes in state.given.values():
             twice += nbytes if key in seen else 0
             seen.add(key)

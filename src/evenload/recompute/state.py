@@ -11,10 +11,13 @@ import torch
 from evenload.plan.policy import LayerPolicy
 from evenload.recompute.full import Slicing
 from evenload.recompute.layer_plan import LayerPlan
-from evenload.recompute.likeness import Key, Watch
+from evenload.recompute.likeness import Key, Watch, nature
 
-Served = Literal["hooks", "mode", "recorded", "kept", "checkpoint"]
-"""How a forward was served: by a plan, by recording it, by keeping everything where it left its plan, or as a whole."""
+Served = Literal["hooks", "mode", "recorded", "compared", "kept", "checkpoint"]
+"""How a forward was served: by a plan, by recording it, by the plan of a layer like this one after comparing every
+operator with it, by keeping everything where it left its plan, or as a whole."""
+WAYS: Final[tuple[Served, ...]] = ("recorded", "compared", "hooks", "mode", "kept", "checkpoint")
+"""In the order in which they come up."""
 
 MOST_PLANS: Final = 16
 """Plans of one layer that are remembered, one for each shape, type and mode of its arguments."""
@@ -30,6 +33,10 @@ class LayerState:
     name: str
     """Its path in the model."""
     policy: LayerPolicy
+    number: int = 0
+    """Its place in the model."""
+    kin: dict[Key, LayerPlan] = field(default_factory=dict[Key, LayerPlan])
+    """The plans of all layers of the model, by what layers have in common."""
     whole: bool = False
     """Full recompute by `torch.utils.checkpoint`, not by the engine."""
     mp_comm: bool = True
@@ -51,15 +58,19 @@ class LayerState:
     why_kept: str | None = None
     """Why the last of these did."""
     given: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """Arguments beside the input that are kept only to start from: name -> (storage, bytes), of the last forward."""
+    """Arguments that are kept only to start from: name -> (storage, bytes), of the last forward."""
+    output: int | None = None
+    """Storage of what the layer returned, where the layer itself keeps it, in the last forward."""
 
     def remember(self, key: Key, plan: LayerPlan) -> None:
         """Follow a plan in forwards with this key, unless they left their plans too often."""
         if self.mismatches[key] >= MOST_MISMATCHES:
             return
-        while len(self.plans) >= MOST_PLANS:
-            del self.plans[next(iter(self.plans))]
-        self.plans[key] = plan
+        _store(self.plans, key, plan)
+
+    def related(self, key: Key, fake: bool) -> Key:
+        """What a forward with a key has in common with those of other layers, and of this one when it was changed."""
+        return nature(self.layer, self.number), self.policy, self.mp_comm, fake, key[:2]
 
     def left(self, key: Key, why: str) -> None:
         """A forward left its plan: the next one is recorded."""
@@ -68,8 +79,31 @@ class LayerState:
         self.why_kept = why
         self.plans.pop(key, None)
 
+    def share(self, key: Key, plan: LayerPlan, *, fake: bool) -> None:
+        """Offer a plan to layers like this one.
+
+        Args:
+            key: of the forward that it was made from.
+            plan: the plan.
+            fake: it was made from fake tensors, where some operators come as others.
+        """
+        if not self.mismatches[key]:
+            _store(self.kin, self.related(key, fake), plan)
+
+    def offered(self, key: Key, *, fake: bool) -> LayerPlan | None:
+        """The plan of a layer like this one, unless this one goes its own way."""
+        return self.kin.get(self.related(key, fake)) if self.kin and not self.mismatches[key] else None
+
     def notices(self) -> list[str]:
         """What the user should know."""
         if self.slicing is not None and self.slicing.notice:
             return [f"recompute_slice_activation: {self.slicing.notice}"]
         return []
+
+
+def _store(plans: dict[Key, LayerPlan], key: Key, plan: LayerPlan) -> None:
+    """Remember a plan, and forget the oldest of too many."""
+    plans.pop(key, None)
+    while len(plans) >= MOST_PLANS:
+        del plans[next(iter(plans))]
+    plans[key] = plan
