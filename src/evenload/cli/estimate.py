@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from evenload.cli._shared import JsonFlag, VerboseFlag, say, say_json, warn
-from evenload.cli.flags import Flags, with_flags
+from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import Inputs, read_inputs
-from evenload.errors import ANSWER_NO
+from evenload.cli.traced import function_named, read_traced, refuse_tracing
+from evenload.errors import ANSWER_NO, Notice
+from evenload.plan.plan import Plan
 from evenload.profile.formula import formula_profile
 from evenload.profile.profile import Profile
 from evenload.report.estimate import as_json, as_text, estimate
@@ -20,28 +23,73 @@ from evenload.units import human_count, plural
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A preset, a config.json, a directory that holds one, or a settings file."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A preset, a config.json, a directory that holds one, a settings file, or package.module:function.",
+    ),
 ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """A plan, what its layers cost, and what to say besides."""
+
+    name: str
+    heading: str
+    profile: Profile
+    plan: Plan
+    limit: int | None
+    notices: tuple[Notice, ...]
+    ignored: tuple[str, ...] = ()
+    """Keys of the model that say nothing here."""
+
+
 @with_flags
-def run(model: ModelArgument, *, json: JsonFlag = False, verbose: VerboseFlag = False, flags: Flags) -> None:
+def run(
+    model: ModelArgument, *, json: JsonFlag = False, verbose: VerboseFlag = False, flags: Flags, tracing: Tracing
+) -> None:
     """Say what every pipeline stage will hold, line by line, and whether it fits."""
-    inputs = read_inputs(model, flags)
-    profile = formula_profile(inputs.model, inputs.plan.setup, inputs.plan.policy)
-    answer = estimate(profile, inputs.plan, simulate(profile, inputs.plan), inputs.limit)
-    warn(inputs.notices)
+    asked = _of_function(model, flags, tracing) if function_named(model) else _of_model(model, flags, tracing)
+    profile = asked.profile
+    answer = estimate(profile, asked.plan, simulate(profile, asked.plan), asked.limit)
+    warn(asked.notices)
     if json:
-        said = as_json(answer) | {"model": inputs.model.name, "assumptions": profile.notes, "warnings": inputs.notices}
+        said = as_json(answer) | {"model": asked.name, "assumptions": profile.notes, "warnings": asked.notices}
         if verbose:
-            said |= {"ignored_keys": inputs.model.ignored, "operators": operators_json(profile)}
+            said |= {"ignored_keys": asked.ignored, "operators": operators_json(profile)}
         say_json(said)
     else:
-        say(as_text(answer, _heading(inputs)))
+        say(as_text(answer, asked.heading))
         if verbose:
-            say(_more(inputs, profile))
+            say(_more(asked))
     if answer.fits is False:
         raise typer.Exit(ANSWER_NO)
+
+
+def _of_model(name: str, flags: Flags, tracing: Tracing) -> _Asked:
+    refuse_tracing(tracing, name)
+    inputs = read_inputs(name, flags)
+    return _Asked(
+        name=inputs.model.name,
+        heading=_heading(inputs),
+        profile=formula_profile(inputs.model, inputs.plan.setup, inputs.plan.policy),
+        plan=inputs.plan,
+        limit=inputs.limit,
+        notices=inputs.notices,
+        ignored=inputs.model.ignored,
+    )
+
+
+def _of_function(name: str, flags: Flags, tracing: Tracing) -> _Asked:
+    traced = read_traced(name, flags, tracing)
+    return _Asked(
+        name=traced.model.name,
+        heading=traced.heading,
+        profile=traced.profile,
+        plan=traced.plan,
+        limit=traced.limit,
+        notices=traced.notices,
+    )
 
 
 def _heading(inputs: Inputs) -> str:
@@ -60,8 +108,15 @@ def _heading(inputs: Inputs) -> str:
     )
 
 
-def _more(inputs: Inputs, profile: Profile) -> str:
+def _more(asked: _Asked) -> str:
     """What `--verbose` adds: assumptions, keys without a meaning here, operators."""
-    ignored = ", ".join(inputs.model.ignored) or "none"
-    lines = ["", "assumed:", *(f"  {note}" for note in profile.notes), "", f"keys of the model not used: {ignored}", ""]
-    return "\n".join([*lines, operator_tables(profile)])
+    ignored = ", ".join(asked.ignored) or "none"
+    lines = [
+        "",
+        "assumed:",
+        *(f"  {note}" for note in asked.profile.notes),
+        "",
+        f"keys of the model not used: {ignored}",
+        "",
+    ]
+    return "\n".join([*lines, operator_tables(asked.profile)])

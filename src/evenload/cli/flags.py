@@ -91,30 +91,58 @@ class Flags:
         return error.at(f"--{found[1].replace('_', '-')}") if found and found[1] in self.said() else error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracing:
+    """How a function of the user's is run, where a verb takes one for a model."""
+
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Of a function: shape of an argument of its model, 8x3x224x224 or 4x512:int64."),
+    ] = None
+    step: Annotated[
+        str | None, typer.Option("--step", help="Of a function: package.module:function, the step in place of ours.")
+    ] = None
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", help="Of a function: path of the list of repeated layers, by default the largest."),
+    ] = None
+    autocast: Annotated[
+        str | None, typer.Option("--autocast", help="Of a function: type of forward under autocast, bf16 or fp16.")
+    ] = None
+
+
+_SHARED: Final[dict[str, Any]] = {"flags": Flags, "tracing": Tracing}
+"""Parameters of a verb that stand for options, and where these are written down."""
+
+
 def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb with a parameter `flags: Flags` an option for each of them.
+    """Give a verb with a parameter `flags: Flags`, or `tracing: Tracing`, an option for each field.
 
     Typer reads options from a function's signature; this writes them there, so that every verb has the same ones.
     """
     own = inspect.signature(verb)
     hints = get_type_hints(verb, include_extras=True)
-    shared = get_type_hints(Flags, include_extras=True)
+    shared = {name: kind for name, kind in _SHARED.items() if name in own.parameters}
     parameters = [
-        parameter.replace(annotation=hints[name]) for name, parameter in own.parameters.items() if name != "flags"
+        parameter.replace(annotation=hints[name]) for name, parameter in own.parameters.items() if name not in shared
     ]
-    parameters += [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=shared[field.name]
-        )
-        for field in fields(Flags)
-    ]
+    for kind in reversed(shared.values()):
+        options = get_type_hints(kind, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name]
+            )
+            for field in fields(kind)
+        ]
 
     def run(**given: Any) -> None:
-        flags = Flags(**{field.name: given.pop(field.name) for field in fields(Flags)})
+        values = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in shared.items()
+        }
         try:
-            verb(**given, flags=flags)
+            verb(**given, **values)
         except EvenloadError as error:
-            raise flags.named(error) from None
+            raise values["flags"].named(error) from None
 
     run.__doc__ = verb.__doc__
     run.__name__ = verb.__name__

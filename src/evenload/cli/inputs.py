@@ -51,13 +51,13 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     model = _model(named, config)
     setup, notices = read_setup(reading, flags)
     check_setup(model, setup)
-    layout, said = _layout(model, setup, reading, flags)
-    plan = Plan(setup=setup, layout=layout, policy=_policy(reading, layout, flags), model=name)
+    layout, said = read_layout(model.name, len(model.blocks), setup, reading, flags)
+    plan = Plan(setup=setup, layout=layout, policy=read_policy(reading, layout, flags), model=name)
     return Inputs(
         model=model,
         plan=plan,
         config=open_config(named) if config is None else config,
-        limit=_limit(reading, flags),
+        limit=read_limit(reading, flags),
         notices=(*model.notices, *(reading.notices if reading else ()), *notices, *said),
     )
 
@@ -105,9 +105,21 @@ def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notic
     return setup, []
 
 
-def _layout(model: Model, setup: Setup, reading: Reading | None, flags: Flags) -> tuple[Layout, tuple[Notice, ...]]:
-    """Where the layers go, and what to say of it beyond the warnings of the file."""
-    layers = len(model.blocks)
+def read_layout(
+    name: str, layers: int, setup: Setup, reading: Reading | None, flags: Flags
+) -> tuple[Layout, tuple[Notice, ...]]:
+    """Where the layers go, and what to say of it beyond the warnings of the file.
+
+    Args:
+        name: what the model is called.
+        layers: how many it has.
+        setup: how it is trained.
+        reading: a settings file.
+        flags: what is laid over it.
+
+    Raises:
+        EvenloadError: the settings place another number of layers, or the offset cannot be meant.
+    """
     if flags.offset is not None:
         offset = cast("Any", parse_json(flags.offset, name="--offset"))
         layout = Layout.from_offset(layers, pp=setup.pp, interleave=setup.interleave, offset=offset)
@@ -116,14 +128,19 @@ def _layout(model: Model, setup: Setup, reading: Reading | None, flags: Flags) -
         return Layout.even(layers, pp=setup.pp, interleave=setup.interleave), ()
     if reading.plan.layout.num_layers != layers:
         raise EvenloadError(
-            f"the settings place {reading.plan.layout.num_layers} layers, {model.name} has {layers}",
+            f"the settings place {reading.plan.layout.num_layers} layers, {name} has {layers}",
             where=flags.config,
             fix="name the model that the settings were made for, or give --offset",
         )
     return reading.plan.layout, ()
 
 
-def _policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy:
+def read_policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy:
+    """What is recomputed.
+
+    Raises:
+        EvenloadError: there is no such choice.
+    """
     if flags.recompute is not None:
         word = flags.recompute.lower()
         if word not in set(Recompute):
@@ -137,7 +154,12 @@ def _policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy:
     return reading.plan.policy if reading else Policy()
 
 
-def _limit(reading: Reading | None, flags: Flags) -> int | None:
+def read_limit(reading: Reading | None, flags: Flags) -> int | None:
+    """Bytes of one device, where somebody named them.
+
+    Raises:
+        EvenloadError: the size cannot be read, or is less than any device has.
+    """
     if flags.memory is not None:
         limit = parse_bytes(flags.memory, where="--memory")
         if limit < MIB:

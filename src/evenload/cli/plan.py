@@ -13,16 +13,17 @@ import typer
 
 from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.cli.convert import Target, write
-from evenload.cli.flags import Flags, with_flags
+from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import read_inputs, read_setup
 from evenload.cli.tables import limit_in, refuse
+from evenload.cli.traced import function_named, read_traced, refuse_tracing
 from evenload.dialects.detect import read_settings
 from evenload.dialects.reading import Reading
 from evenload.errors import EvenloadError, Notice
 from evenload.files import write_text
 from evenload.model.presets import model_source
 from evenload.plan.plan import Plan
-from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT
+from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, Policy
 from evenload.plan.schedule import default_schedule
 from evenload.planner.explain import Explanation, explain
 from evenload.planner.problem import Problem
@@ -39,7 +40,11 @@ from evenload.setup import Setup
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="A preset, a config.json or a settings file.", show_default=False),
+    typer.Argument(
+        metavar="MODEL",
+        help="A preset, a config.json, a settings file, or package.module:function.",
+        show_default=False,
+    ),
 ]
 DECIDED: Final = frozenset({"offset", "recompute"})
 """Flags that say what the planner is asked for."""
@@ -74,6 +79,7 @@ def run(
     force: ForceFlag = False,
     json: JsonFlag = False,
     flags: Flags,
+    tracing: Tracing,
 ) -> None:
     """Find the quickest plan that fits: layers per stage and recompute per layer; say why; write the settings."""
     if less_memory:
@@ -82,7 +88,11 @@ def run(
         flags = replace(flags, schedule="interleaved_1f1b_less_memory")
     _check_writing(out, to, into)
     refuse(flags, frozenset(flags.said()) - DECIDED, "is what the planner decides")
-    task = _of_model(model, flags) if profile is None else _of_table(profile, model, flags)
+    if profile is None and model is not None and function_named(model):
+        task = _of_function(model, flags, tracing)
+    else:
+        refuse_tracing(tracing, model or "a table")
+        task = _of_model(model, flags) if profile is None else _of_table(profile, model, flags)
     warn(task.notices)
     try:
         result, explanation = _solve(task, seed=seed, effort=effort, explained=not no_explain)
@@ -121,24 +131,42 @@ def _of_model(name: str | None, flags: Flags) -> _Task:
             "there is nothing to plan", where="command line", fix="name a model, or a table with --profile"
         )
     inputs = read_inputs(name, flags)
-    if inputs.limit is None:
-        raise EvenloadError("there is no memory limit", where="--memory", fix="give one, such as --memory 64GiB")
-    policy, notices = inputs.plan.policy, list(inputs.notices)
-    if policy.select_exclude or policy.comm_exclude:
-        notices.append(Notice(fact="exclude lists of the settings are not planned with", where=name))
+    policy = inputs.plan.policy
 
     def profile_of(setup: Setup) -> Profile:
         return formula_profile(inputs.model, setup, policy)
 
-    problem = Problem(
-        profile=profile_of(inputs.plan.setup),
-        setup=inputs.plan.setup,
-        limit=float(inputs.limit),
-        select=tuple(policy.select) or DEFAULT_SELECT,
-        comm=tuple(policy.comm) or DEFAULT_COMM,
-        switches=policy,
+    problem = _problem(profile_of, inputs.plan, inputs.limit)
+    notices = (*inputs.notices, *_excluded(policy, name))
+    return _Task(problem=problem, name=inputs.model.name, model=name, profile_of=profile_of, notices=notices)
+
+
+def _of_function(name: str, flags: Flags, tracing: Tracing) -> _Task:
+    traced = read_traced(name, flags, tracing)
+    problem = _problem(traced.profile_of, traced.plan, traced.limit)
+    notices = (*traced.notices, *_excluded(traced.plan.policy, name))
+    return _Task(
+        problem=problem, name=traced.model.name, model=traced.model.name, profile_of=traced.profile_of, notices=notices
     )
-    return _Task(problem=problem, name=inputs.model.name, model=name, profile_of=profile_of, notices=tuple(notices))
+
+
+def _problem(profile_of: Callable[[Setup], Profile], plan: Plan, limit: int | None) -> Problem:
+    if limit is None:
+        raise EvenloadError("there is no memory limit", where="--memory", fix="give one, such as --memory 64GiB")
+    return Problem(
+        profile=profile_of(plan.setup),
+        setup=plan.setup,
+        limit=float(limit),
+        select=tuple(plan.policy.select) or DEFAULT_SELECT,
+        comm=tuple(plan.policy.comm) or DEFAULT_COMM,
+        switches=plan.policy,
+    )
+
+
+def _excluded(policy: Policy, name: str) -> list[Notice]:
+    if not (policy.select_exclude or policy.comm_exclude):
+        return []
+    return [Notice(fact="exclude lists of the settings are not planned with", where=name)]
 
 
 def _of_table(path: str, model: str | None, flags: Flags) -> _Task:

@@ -103,7 +103,7 @@ def layer_profile(layer: Layer, model: Model, setup: Setup, hardware: Hardware, 
         count=static.count,
         cost=cost,
         graph=graph,
-        choices=_choices(graph) if layer.role == "block" else (Recompute.NONE,),
+        choices=possible_choices(graph) if layer.role == "block" else (Recompute.NONE,),
     )
 
 
@@ -118,7 +118,7 @@ def _weight_gradients(setup: Setup) -> float:
     return 0.0 if setup.micro_batches == 1 and setup.gradient_dtype == setup.dtype else 1.0
 
 
-def _choices(graph: Graph) -> tuple[Recompute, ...]:
+def possible_choices(graph: Graph) -> tuple[Recompute, ...]:
     """Choices that can free something: their default patterns name operators whose results the layer keeps."""
     kept = set(graph.kept())
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -18,6 +19,8 @@ from evenload.recompute.values import Recording, Source, Step, Value
 WITHIN_REACH: Final = frozenset({"argument", "parameter", "pack", "module"})
 """Sources that hooks can take a tensor from; the rest passes inside the layer, where only a dispatch mode sees it."""
 _NO_INPUT: Final = "input"
+_LOOKUPS: Final = frozenset({"embedding", "gather", "index", "index_select", "take_along_dim"})
+"""Operators that read of a table no more than what they return."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,17 +111,20 @@ def _saves(recording: Recording, steps: int, count: int) -> dict[int, tuple[int,
     """Step -> values that its backward needs.
 
     The first step that runs for an autograd node is the node's; a custom function may save what one of its later steps
-    makes, which then counts as that step's.
+    makes, which then counts as that step's. A node that clones what it is about to write over has a number of its own,
+    before that of its steps.
     """
     first: dict[int, int] = {}
     for step in recording.steps:
         first.setdefault(step.node, step.number)
+    nodes = sorted(first)
     last = len(recording.steps[:steps]) - 1
     found: dict[int, dict[int, None]] = {}
     for saved in recording.saved[:count]:
         if saved.alive and saved.at is not None:
             maker = recording.values[saved.at.value].step
-            owner = min(first.get(saved.node, last), last)
+            following = bisect_left(nodes, saved.node)
+            owner = min(first[nodes[following]] if following < len(nodes) else last, last)
             if last >= 0:
                 found.setdefault(max(owner, maker or 0), {})[saved.at.value] = None
     return {step: tuple(values) for step, values in found.items()}
@@ -165,7 +171,7 @@ def _operator(recording: Recording, step: Step, names: Sequence[str], saves: Seq
     values = recording.values
     comm = collective(step.func)
     reads = dict.fromkeys((*step.reads, *(write.before for write in step.writes)))
-    touched = sum(values[number].nbytes for number in (*reads, *step.results))
+    parts = _parts(recording, step, names, reads)
     name = step.name or step.aten
     return Operator(
         path=step.path,
@@ -176,16 +182,26 @@ def _operator(recording: Recording, step: Step, names: Sequence[str], saves: Seq
             *((_generator_name(step),) if step.random is not None else ()),
         ),
         outputs=tuple(names[number] for number in step.results if not values[number].held),
-        parts=_parts(recording, step, names, reads),
+        parts=parts,
         saves=tuple(names[number] for number in saves),
         flops=step.flops,
-        moved=float(touched),
+        moved=_moved(recording, step, {number: dict(parts).get(names[number]) for number in reads}),
         comm=comm,
         comm_bytes=_sent(recording, step) if comm else 0.0,
         heavy=is_heavy(step.func) or step.random is not None,
         once=step.once,
         weight_bytes=sum(values[number].nbytes for number in reads if values[number].trainable),
     )
+
+
+def _moved(recording: Recording, step: Step, reads: Mapping[int, int | None]) -> float:
+    """Bytes that a call reads and writes: of what it reads in part the part, of a table that it looks up the rows."""
+    values = recording.values
+    written = sum(values[number].nbytes for number in step.results)
+    read = [values[number].nbytes if part is None else part for number, part in reads.items()]
+    if step.aten in _LOOKUPS:
+        read = [min(nbytes, written) for nbytes in read]
+    return float(written + sum(read))
 
 
 def _parts(

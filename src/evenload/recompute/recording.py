@@ -213,6 +213,7 @@ class Recorder(TorchDispatchMode):
         before = self._value(tensor)
         before.overwritten = True
         base = before.tensor if before.tensor is not None else tensor
+        before.differentiable = base.requires_grad  # before autograd learns of the write
         after = self._new(base, step.number)
         before.tensor = None
         self._current[storage_key(tensor)] = after

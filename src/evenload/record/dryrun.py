@@ -77,6 +77,31 @@ def dryrun(
     """
     target = find_target(device)
     _check(model_or_builder, step, steps, micro_batches)
+    prepare = preparing(
+        model_or_builder,
+        step,
+        device=target.kind,
+        inputs=inputs,
+        loss=loss,
+        optimizer=optimizer,
+        micro_batches=micro_batches,
+        autocast=autocast,
+    )
+    return record_steps(lambda: Rehearsal(target), prepare, steps=steps, full=full, layers=layers)
+
+
+def preparing(
+    model_or_builder: nn.Module | Callable[[], Any],
+    step: Step | None = None,
+    *,
+    device: str,
+    inputs: Any = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: OptimizerName | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
+    micro_batches: int = 1,
+    autocast: torch.dtype | None = None,
+) -> Callable[[Rehearsal], Prepared]:
+    """A function that builds, in a rehearsal, what `dryrun` trains; the arguments are those of `dryrun`."""
 
     def prepare(place: Rehearsal) -> Prepared:
         model, parts = _built(model_or_builder, place)
@@ -95,14 +120,14 @@ def dryrun(
                 loss=loss,
                 micro_batches=micro_batches,
                 autocast=autocast,
-                device=target.kind,
+                device=device,
                 own=own,
             ),
             optimizer=make,
             whole=given is not None,
         )
 
-    return record_steps(lambda: Rehearsal(target), prepare, steps=steps, full=full, layers=layers)
+    return prepare
 
 
 def _check(model_or_builder: object, step: object, steps: object, micro_batches: object) -> None:
@@ -158,7 +183,10 @@ def _batches(inputs: Any, model: nn.Module, rehearsal: Rehearsal, *, needed: boo
     if inputs is None:
         if needed:
             raise EvenloadError(
-                "nothing says what the model is called with", where="$.inputs", fix="pass inputs=, or a step function"
+                "nothing says what the model is called with",
+                where="$.inputs",
+                fix="let the function return it beside the model, pass inputs= or a step function, or on the command "
+                "line --input, --step, or --seq for tokens",
             )
         return lambda: None
     if callable(inputs) and not isinstance(inputs, torch.Tensor):

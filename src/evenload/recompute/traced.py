@@ -1,0 +1,205 @@
+"""The profile of any module: its layers are recorded in a dry run instead of being described.
+
+Without recomputation the memory of a layer is what the dry run's ledger says, event for event. What a recompute policy
+changes follows from the layer's operators, by the rules that formula profiles use; times are those of the operators on
+the hardware, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from evenload.errors import EvenloadError
+from evenload.plan.operators import Graph, Operator
+from evenload.plan.policy import LayerPolicy, Policy, Recompute
+from evenload.profile.buffers import SMALL_WORKSPACE, WORKSPACE, outside_parts, pipeline_buffers
+from evenload.profile.cost import graph_cost
+from evenload.profile.formula import possible_choices
+from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
+from evenload.profile.profile import Cost, LayerProfile, Profile, Segment
+from evenload.record.step_segments import StepSegments
+from evenload.setup import DType, Setup
+
+FIRST: Final = "before the layers"
+LAST: Final = "after the layers"
+"""Kinds of what comes before and after the repeated layers."""
+_UNDIVIDED: Final = {"tp": 1, "cp": 1, "dp": 1, "ep": 1, "zero": 0}
+"""Fields of a setup that would divide layers, and what they are where they do not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a part of the model holds whatever runs, in bytes."""
+
+    count: int = 0
+    """Parameters (elements)."""
+    parameters: int = 0
+    """Parameters and buffers of modules."""
+    gradients: int = 0
+    optimizer: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(
+            count=self.count + other.count,
+            parameters=self.parameters + other.parameters,
+            gradients=self.gradients + other.gradients,
+            optimizer=self.optimizer + other.optimizer,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedModel:
+    """What a dry run says about a model, for any setup that does not divide its layers."""
+
+    name: str
+    path: str
+    """Module path of the list of layers."""
+    kinds: tuple[str, ...]
+    """Kind of every layer."""
+    graphs: Mapping[str, Graph]
+    """Kind -> operators."""
+    memory: Mapping[str, tuple[Segment, Segment]]
+    """Kind -> memory of forward and of backward without recomputation."""
+    held: Mapping[str, Held]
+    """Kind -> what it holds."""
+    tied: Held
+    """What the part after the layers shares with the one before: a stage of its own holds a copy."""
+    segments: StepSegments
+    boundary: int
+    """Bytes that go from layer to layer; the most where they differ."""
+    dtype: DType
+    """Type that the matrix products run in."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Parameters (elements) of the model."""
+        layers = sum((self.held[kind].count for kind in self.kinds), 0)
+        return layers + self.held[FIRST].count + self.held[LAST].count
+
+    def profile(self, setup: Setup, policy: Policy | None = None) -> Profile:
+        """What the layers cost under a setup; memory in bytes, time in seconds, for one micro-batch.
+
+        Args:
+            setup: how the layers are dealt to stages; its sizes and types are not asked for, the model has its own.
+            policy: whose switches for the whole run to follow.
+
+        Raises:
+            EvenloadError: the setup divides layers, or names unknown hardware.
+        """
+        _check(setup, len(self.kinds))
+        hardware = find_hardware(setup.hardware)
+        own = replace(setup, dtype=self.dtype)
+        switches = policy or Policy()
+        outside = outside_parts(setup)
+
+        @cache
+        def parts(stage: int) -> Mapping[str, int]:
+            sizes = {
+                "pipeline send and receive buffers": pipeline_buffers(setup, self.boundary, stage),
+                "workspace of matrix products": WORKSPACE.get(hardware.name, SMALL_WORKSPACE),
+            }
+            return {name: nbytes for name, nbytes in sizes.items() if nbytes}
+
+        layers = {kind: self._layer(kind, own, hardware, switches) for kind in (FIRST, *self.graphs_of_layers, LAST)}
+        return Profile(
+            layers=MappingProxyType(layers),
+            blocks=self.kinds,
+            first=(FIRST,),
+            last=(LAST,),
+            outside=sum(outside.values()),
+            outside_parts=outside,
+            boundary=self.boundary,
+            transfer_time=transfer_time(self.boundary, hardware, own),
+            buffers=lambda stage, _: sum(parts(stage).values()),
+            buffer_parts=parts,
+            optimizer_transient=self._optimizer_transient,
+            origin="traced",
+            notes=(
+                *self.notes,
+                f"Times: {hardware.name} at {hardware.matmul_efficiency:.0%} of its {self.dtype} matrix rate.",
+            ),
+        )
+
+    @cached_property
+    def graphs_of_layers(self) -> tuple[str, ...]:
+        """Kinds of layers in order of first appearance."""
+        return tuple(dict.fromkeys(self.kinds))
+
+    def _optimizer_transient(self, parameters: float) -> float:
+        """Working memory of the optimizer for a rank's parameters: a share of them, or that of one at a time."""
+        most = self.segments.optimizer_transient
+        if self.segments.optimizer_loops:
+            return float(min(most, 4 * parameters))
+        whole = sum(self.held[kind].parameters for kind in (*self.kinds, FIRST, LAST))
+        return most * parameters / whole if whole else 0.0
+
+    def _layer(self, kind: str, setup: Setup, hardware: Hardware, switches: Policy) -> LayerProfile:
+        graph = self.graphs[kind]
+        end = kind in {FIRST, LAST}
+        held = self.held[kind] + (self.tied if kind == LAST and setup.pp > 1 else Held())
+
+        @cache
+        def times(operator: Operator) -> float:
+            return operator_time(operator, hardware, setup)
+
+        def computed(policy: LayerPolicy) -> Cost:
+            weights = 1.0 if self.segments.accumulates else 0.0
+            return graph_cost(graph, policy, times, mp_comm=switches.mp_comm, weight_gradients=weights)
+
+        plain = computed(LayerPolicy())
+
+        @lru_cache(maxsize=256)
+        def cost(policy: LayerPolicy) -> Cost:
+            own = computed(policy)
+            forward, backward = self.memory[kind]
+            if policy.choice is Recompute.NONE:
+                return replace(own, forward=forward, backward=backward)
+            return _with_unseen(own, forward.net - plain.kept, again=policy.full)
+
+        return LayerProfile(
+            kind=kind,
+            parameters=held.parameters,
+            gradients=held.gradients,
+            optimizer=held.optimizer,
+            buffers=self.segments.resident if kind == FIRST else 0.0,
+            count=held.count,
+            cost=cost,
+            graph=graph,
+            choices=(Recompute.NONE,) if end or self.segments.recomputes else possible_choices(graph),
+        )
+
+
+def _check(setup: Setup, layers: int) -> None:
+    """A traced model is dealt to stages as it is: what divides its layers is its own code's business."""
+    for name, plain in _UNDIVIDED.items():
+        if getattr(setup, name) != plain:
+            raise EvenloadError(
+                f"{name} is {getattr(setup, name)}, but a traced model divides its layers itself",
+                where=f"$.{name}",
+                fix="leave it out, and let the function build one rank's part of the model",
+            )
+    if setup.chunks > layers:
+        raise EvenloadError(
+            f"pp {setup.pp} x interleave {setup.interleave} needs {setup.chunks} chunks, "
+            f"but the model has {layers} layers",
+            where="$.pp" if setup.pp > 1 else "$.interleave",
+            fix=f"lower them until pp x interleave is at most {layers}",
+        )
+
+
+def _with_unseen(cost: Cost, unseen: float, *, again: bool) -> Cost:
+    """A cost with memory that a layer keeps where no operator says so, such as tensors in attributes of a context.
+
+    Where the whole layer runs again it is made again too; otherwise it stays.
+    """
+    forward, backward = cost.forward.events, cost.backward.events
+    if not unseen or (again and unseen < 0):
+        return cost
+    if again:
+        return replace(cost, backward=Segment(events=(unseen, *backward, -unseen)))
+    return replace(cost, forward=Segment(events=(*forward, unseen)), backward=Segment(events=(*backward, -unseen)))
