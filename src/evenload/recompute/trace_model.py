@@ -261,9 +261,10 @@ def _notes(structure: _Structure, segments: StepSegments) -> tuple[str, ...]:
     if segments.recomputes:
         notes.append("The model checkpoints by its own code, which stays; nothing else is chosen for its layers.")
     if structure.besides:
-        more = f" and {len(structure.besides) - 1} more" if len(structure.besides) > 1 else ""
+        one, *others = structure.besides
+        more = f" and {len(others)} more" if others else ""
         notes.append(
-            f"Stages would also have to send {structure.besides[0]}{more}, which is not counted: a layer reads it from "
+            f"Stages would also have to send {one}{more}, which is not counted: a layer reads it from "
             "another than the one before."
         )
     if any(one.tied for one in structure.tensors):
