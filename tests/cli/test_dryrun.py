@@ -143,8 +143,6 @@ def test_a_plan_file_is_run_as_it_says(capsys, config, tmp_path):
     [
         ("setup: {seq: 64, pp: 3}\nlayout: [[1, 1, 1]]", "pp"),
         ("setup: {seq: 64, interleave: 3, schedule: interleaved_1f1b}\nlayout: [[1], [1], [1]]", "interleave"),
-        ("setup: {seq: 64, tp: 2}\nlayout: [[3]]", "tp"),
-        ("setup: {seq: 64, dp: 2, zero: 3}\nlayout: [[3]]", "dp"),
         ("setup: {seq: 64, zero: 1}\nlayout: [[3]]", "zero"),
     ],
 )

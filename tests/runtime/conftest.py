@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from tests.runtime import pair
@@ -11,8 +13,9 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     processes = torch.multiprocessing.spawn(pair.main, (str(folder),), nprocs=pair.RANKS, join=False)
     try:
-        if not processes.join(timeout=300):
-            while not processes.join(timeout=1):
+        latest = time.monotonic() + 300
+        while not processes.join(timeout=5):  # returns when one of them ends
+            if time.monotonic() > latest:
                 pytest.fail("the ranks did not come to an end")
     finally:
         for process in processes.processes:

@@ -16,10 +16,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from evenload.ledger.log import encode
+from evenload.plan.layout import Layout
+from evenload.plan.plan import Plan
+from evenload.plan.policy import Policy, Recompute
 from evenload.record.hugging_face import model_builder
+from evenload.record.layers import find_layers, recompute_layers
+from evenload.record.recorder import record
+from evenload.record.training import Training, make_optimizer
+from evenload.runtime.dryrun import divided, step
 from evenload.runtime.parallel import apply_tensor_parallel
 from evenload.runtime.parts import find_parts
-from evenload.runtime.sharding import apply_data_parallel
+from evenload.runtime.sharding import DTYPES, apply_data_parallel
+from evenload.runtime.world import make_mesh
 from evenload.setup import Setup
 
 RANKS = 2
@@ -116,8 +125,52 @@ def data_parallel() -> Any:
     for zero in (0, 2, 3):
         model = build()
         setup = Setup(dp=RANKS, zero=zero, dtype="fp32")
-        called = apply_data_parallel(model, find_parts(model).layers, mesh, setup)
+        called = apply_data_parallel(model, find_parts(model), mesh, setup)
         mine = tokens(distributed.get_rank())
         called(input_ids=mine, labels=mine).loss.backward()
         found[zero] = furthest(gradients(plain), gradients(model))
+    return found
+
+
+RUNS = {
+    "fsdp": Setup(dp=RANKS, zero=3, dtype="fp32", seq=16, micro_batch=2, micro_batches=2),
+    "fsdp mixed": Setup(dp=RANKS, zero=3, dtype="bf16", master_weights=True, seq=16, micro_batch=2),
+    "fsdp gathered": Setup(dp=RANKS, zero=2, dtype="fp32", seq=16, micro_batch=2),
+    "tensor": Setup(tp=RANKS, dtype="fp32", seq=16, micro_batch=2),
+    "sequence": Setup(tp=RANKS, sequence_parallel=True, dtype="fp32", seq=16, micro_batch=2, micro_batches=2),
+    "ddp": Setup(dp=RANKS, dtype="fp32", seq=16, micro_batch=2),
+}
+"""Setups that two ranks run for real, and that are dry-run beside."""
+CONFIG = {**SMALL, "model_type": "llama", "num_hidden_layers": 3}
+
+
+def plan_of(name: str, recompute: str) -> Plan:
+    layers = CONFIG["num_hidden_layers"]
+    policy = Policy.everywhere(Recompute(recompute), layers)
+    return Plan(setup=RUNS[name], layout=Layout.even(layers, pp=1), policy=policy)
+
+
+@scenario
+def recorded() -> Any:
+    """What the recorder sees of real training steps."""
+    found = {}
+    for name, setup in RUNS.items():
+        for recompute in ("none", "full"):
+            plan = plan_of(name, recompute)
+            mesh = make_mesh(setup)
+            torch.manual_seed(0)
+            model = model_builder(CONFIG, dtype=DTYPES[setup.parameter_dtype])()
+            model = divided(model, plan, mesh)
+            if setup.dp > 1 and setup.zero == 0:
+                model = apply_data_parallel(model, find_parts(model), mesh["dp"], setup)
+            recompute_layers(find_layers(model), plan.policy.full)
+            optimizer = make_optimizer(setup.optimizer, model)
+            training = Training(
+                batch=lambda: dict.fromkeys(("input_ids", "labels"), tokens()), micro_batches=setup.micro_batches
+            )
+            with record(model=model, optimizer=optimizer) as recording:
+                for _ in range(2):
+                    step(training, setup.tp, model, optimizer)
+                    recording.step()
+            found[name, recompute] = encode(recording.ledger)
     return found

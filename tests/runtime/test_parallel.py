@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from evenload.errors import EvenloadError
 from evenload.record.hugging_face import model_builder
 from evenload.runtime.parallel import apply_tensor_parallel
-from evenload.runtime.parts import find_parts
+from evenload.runtime.parts import check_complete, find_parts
 
 
 @pytest.mark.slow
@@ -59,8 +59,14 @@ def test_what_cannot_be_divided_is_named(four, family, changes, told):
     config = {**pair.SMALL, "num_key_value_heads": 4, "model_type": family, "pad_token_id": 0, **changes}
     with torch.device("meta"):
         model = model_builder(config, dtype=torch.float32)()
+    parts = find_parts(model)
+
+    def divide():
+        check_complete(model, parts)
+        apply_tensor_parallel(parts, four)
+
     with pytest.raises(EvenloadError) as error:
-        apply_tensor_parallel(find_parts(model), four)
+        divide()
     assert told in str(error.value)
     assert error.value.fix
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,10 +18,13 @@ from evenload.model.presets import model_source
 from evenload.record import require_torch
 from evenload.record.targets import find_target
 from evenload.report.dryrun import DryRun, as_json, as_text
+from evenload.report.dryrun_ranks import as_json as ranks_as_json
+from evenload.report.dryrun_ranks import as_text as ranks_as_text
 from evenload.units import parse_bytes
 
 if TYPE_CHECKING:
     from evenload.ledger.ledger import Ledger
+    from evenload.runtime.collectives import Collective
 
 TargetArgument = Annotated[
     str,
@@ -45,6 +49,7 @@ class _Asked:
     inputs: tuple[str, ...]
     full: bool
     layers: str | None
+    rank: int | None
 
 
 @with_flags
@@ -72,6 +77,10 @@ def run(
     layers: Annotated[
         str | None, typer.Option("--layers", help="Path of the list of repeated layers; by default the largest list.")
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", help="Rank of a plan for several devices; without, the first of each pipeline stage."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Ledger to write.")] = None,
     force: ForceFlag = False,
     json: JsonFlag = False,
@@ -89,21 +98,28 @@ def run(
         inputs=tuple(inputs or ()),
         full=full,
         layers=layers,
+        rank=rank,
     )
-    place = find_target(device)
+    find_target(device)
     if out is not None and out.exists() and not force:
         raise EvenloadError("the file exists and would be overwritten", where=str(out), fix="add --force")
     function = model_source(target) == "module"
-    ledger, seconds, limit, notices = _of_function(target, asked, flags) if function else _of_plan(target, asked, flags)
-    answer = DryRun(ledger=ledger, target=place, seconds=seconds, title=target, limit=limit)
+    runs, notices = (
+        _of_function(target, asked, flags) if function else _of_plan(target, asked, flags, one=out is not None)
+    )
     warn(notices)
+    if len(runs) > 1:
+        say_json(ranks_as_json(runs) | {"warnings": notices}) if json else say(ranks_as_text(runs))
+        raise typer.Exit(ANSWER_NO if any(answer.fits is False for answer in runs) else 0)
+    (answer,) = runs
+    ledger = answer.ledger
     if out is not None:
         from evenload.ledger.files import write_ledger  # noqa: PLC0415  # only with --out
 
         write_ledger(out, ledger, force=force)
         remark(f"wrote {out}")
     if json:
-        more = {"choices": place.choices} if verbose else {}
+        more = {"choices": answer.target.choices} if verbose else {}
         say_json(as_json(answer) | more | {"warnings": notices})
     else:
         say(as_text(answer, verbose=verbose))
@@ -111,31 +127,58 @@ def run(
         raise typer.Exit(ANSWER_NO)
 
 
-def _of_plan(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, int | None, tuple[Notice, ...]]:
-    """The dry run of a configuration or a settings file."""
+def _of_plan(target: str, asked: _Asked, flags: Flags, *, one: bool) -> tuple[list[DryRun], tuple[Notice, ...]]:
+    """The dry runs of a configuration or a settings file: of one device, of one rank, or of one rank of each stage."""
     for value, name in ((asked.step, "--step"), (asked.inputs, "--input"), (asked.layers, "--layers")):
         if value:
             raise EvenloadError(f"{name} is for functions; {target} is trained on tokens", where=name)
     inputs = read_inputs(target, flags)
+    setup = inputs.plan.setup
     from evenload.record.functions import find_dtype  # noqa: PLC0415  # imports torch
-    from evenload.record.planned import prepare_plan  # noqa: PLC0415  # imports torch
 
-    go = prepare_plan(
-        inputs.config,
-        inputs.plan,
-        device=asked.device,
-        steps=asked.steps,
-        autocast=find_dtype(asked.autocast, "--autocast"),
-        full=asked.full,
-        optimizer=_optimizer(asked, inputs.plan.setup.optimizer),
-    )
-    start = time.perf_counter()
-    ledger = go()
-    return ledger, time.perf_counter() - start, inputs.limit, inputs.notices
+    how: dict[str, Any] = {
+        "device": asked.device,
+        "steps": asked.steps,
+        "autocast": find_dtype(asked.autocast, "--autocast"),
+        "full": asked.full,
+        "optimizer": _optimizer(asked, setup.optimizer),
+    }
+    goes: list[Callable[[], tuple[Ledger, tuple[Collective, ...]]]]
+    if setup.devices == 1 and not asked.rank:
+        from evenload.record.planned import prepare_plan  # noqa: PLC0415  # imports torch
+
+        alone = prepare_plan(inputs.config, inputs.plan, **how)
+        goes = [lambda: (alone(), ())]
+    else:
+        from evenload.runtime.dryrun import first_rank, prepare_rank  # noqa: PLC0415  # imports torch
+
+        if asked.rank is None and one and setup.pp > 1:
+            raise EvenloadError(
+                f"a ledger is of one rank, and the plan has {setup.pp} stages", where="--out", fix="say which by --rank"
+            )
+        ranks = [first_rank(stage, setup) for stage in range(setup.pp)] if asked.rank is None else [asked.rank]
+        goes = [prepare_rank(inputs.config, inputs.plan, rank=rank, **how) for rank in ranks]
+    runs: list[DryRun] = []
+    for go in goes:
+        start = time.perf_counter()
+        ledger, collectives = go()
+        runs.append(
+            DryRun(
+                ledger=ledger,
+                target=find_target(asked.device),
+                seconds=time.perf_counter() - start,
+                title=target,
+                limit=inputs.limit,
+                collectives=collectives,
+            )
+        )
+    return runs, inputs.notices
 
 
-def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, float, int | None, tuple[Notice, ...]]:
+def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[list[DryRun], tuple[Notice, ...]]:
     """The dry run of what a function builds."""
+    if asked.rank is not None:
+        raise EvenloadError(f"--rank is for configurations; {target} divides its model itself", where="--rank")
     for name in _FOR_PLANS:
         if getattr(flags, name) is not None:
             flag = f"--{name.replace('_', '-')}"
@@ -160,7 +203,9 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[Ledger, floa
         layers=asked.layers,
         autocast=find_dtype(asked.autocast, "--autocast"),
     )
-    return ledger, time.perf_counter() - start, limit, ()
+    seconds = time.perf_counter() - start
+    place = find_target(asked.device)
+    return [DryRun(ledger=ledger, target=place, seconds=seconds, title=target, limit=limit)], ()
 
 
 def _batch(shapes: tuple[str, ...], *, micro_batch: int, seq: int | None) -> Any:

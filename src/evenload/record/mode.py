@@ -57,6 +57,8 @@ class LedgerMode(DispatchMode):
         DispatchMode.__init__(self)
         self.met: Callable[[type], None] = _nothing
         """Called with every class of wrapped tensors (DTensor) when it is first met."""
+        self.heard: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None
+        """Called with every collective that has run: operator, arguments, keywords, result."""
         self.paused = 0
         """Above zero, operators are nobody's memory: PyTorch tries shapes out."""
         self._log = log
@@ -96,6 +98,8 @@ class LedgerMode(DispatchMode):
         if self._ended is not None:
             self._ended()
         self._storages.ran(traits, args, kwargs, result)
+        if traits.talks and self.heard is not None:
+            self.heard(func, args, kwargs, result)
         return result
 
     def resized(self, storage: torch.UntypedStorage) -> None:

@@ -43,12 +43,12 @@ class ModulePaths:
             return
         prefix = self._prefix(root)
         for module, path in _paths(root):
-            self._put(module, ".".join(part for part in (prefix, path) if part))
+            self.put(module, ".".join(part for part in (prefix, path) if part))
 
     def add_below(self, module: nn.Module, caller: int) -> int:
         """Learn a module that is not below any known one: told by its class, under the module that calls it."""
         above = self._names.get(caller, "")
-        return self._put(module, ".".join(part for part in (above, type(module).__name__) if part))
+        return self.put(module, ".".join(part for part in (above, type(module).__name__) if part))
 
     def parameters(self, root: nn.Module) -> Iterator[tuple[torch.Tensor, int]]:
         """Parameters and buffers below a module, each with the position of the path of the module that owns it."""
@@ -71,7 +71,8 @@ class ModulePaths:
         self._taken.add(unique)
         return unique
 
-    def _put(self, module: nn.Module, path: str) -> int:
+    def put(self, module: nn.Module, path: str) -> int:
+        """Say what the path of a module is; returns its position."""
         position = self._log.string(path)
         self._names[position] = path
         self._known[id(module)] = (weakref.ref(module), position)

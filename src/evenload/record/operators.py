@@ -9,8 +9,11 @@ from evenload.ledger.cells import UPPER
 from evenload.ledger.log import Log
 from evenload.ledger.words import Role
 
-_SENDS: Final = frozenset({"send", "barrier", "monitored_barrier_"})
-"""Operators of `c10d` that write nothing; the others write their first argument."""
+_SENDS: Final = frozenset({"send"})
+"""Operators of `c10d` that write nothing; those that move tensors write their first argument, but for this one."""
+_TALKING: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+_SILENT: Final = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
+"""Operators of those namespaces that move no tensor."""
 _RECEIVES: Final = frozenset({"recv_", "recv_any_source_"})
 _MANY: Final = 64
 """More arguments than any operator without a schema has."""
@@ -43,6 +46,8 @@ class Traits:
     """Role of its results and of `out`, for operators that communicate."""
     writes_first: bool
     """Writes its first argument, which gets the same role."""
+    talks: bool
+    """Sends something to other ranks, or receives it."""
 
 
 class TraitsTable:
@@ -84,6 +89,7 @@ def _traits(operator: Any, log: Log) -> Traits:
         pins=name == "_pin_memory",
         writes=_writes(namespace, name),
         writes_first=namespace == "c10d" or name.endswith("_"),
+        talks=namespace in _TALKING and name not in _SILENT,
     )
 
 
@@ -102,10 +108,13 @@ def _higher_order(operator: Any, log: Log) -> Traits:
         pins=False,
         writes=Role.NONE,
         writes_first=False,
+        talks=False,
     )
 
 
 def _writes(namespace: str, name: str) -> Role:
+    if name in _SILENT:  # what it waits for has been written by another operator, in a phase of its own
+        return Role.NONE
     if namespace == "fsdp" or (namespace == "c10d" and name in _RECEIVES):
         return Role.BUFFER
     if (namespace == "c10d" and name not in _SENDS) or namespace in ("_c10d_functional", "_c10d_functional_autograd"):

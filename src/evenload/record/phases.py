@@ -198,7 +198,9 @@ class Phases:
         where = self.where
         self._node = type(node)
         inside = len(self._modules) > self._depth
-        recompute = torch.is_grad_enabled() and (inside or not self._backwards[-1])
+        graded = torch.is_grad_enabled()  # is off inside the forward of a custom function, also when it runs again
+        again = inside and (graded or task == self._tasks[0])
+        recompute = again or (graded and not self._backwards[-1])
         origin = None
         if number == LEAF:
             owner = self._owners.get(id(node.variable))

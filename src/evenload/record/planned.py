@@ -86,19 +86,29 @@ def check_runnable(plan: Plan) -> None:
         EvenloadError: it does not; with what to say instead.
     """
     setup = plan.setup
-    for name, wrong, why, fix in (
-        ("backend", setup.backend != "torch", "a dry run executes PyTorch's own modules", "use --backend torch"),
+    _check(
+        setup,
         *((name, getattr(setup, name) > 1, _ONE_DEVICE, f"leave {name} at 1") for name in _DEGREES),
         ("zero", setup.zero > 0, _ONE_DEVICE, "leave zero at 0"),
+    )
+    check_trainable(plan)
+
+
+def check_trainable(plan: Plan) -> None:
+    """Make sure that PyTorch's own modules and optimizers train as a plan says, on however many devices.
+
+    Raises:
+        EvenloadError: they do not; with what to say instead.
+    """
+    setup = plan.setup
+    _check(
+        setup,
+        ("backend", setup.backend != "torch", "a dry run executes PyTorch's own modules", "use --backend torch"),
+        ("cp", setup.cp > 1, "a dry run does not divide attention along the sequence", "leave cp at 1"),
+        ("ep", setup.ep > 1, "a dry run does not deal experts to ranks", "leave ep at 1"),
         ("dtype", setup.dtype not in DTYPES, "no PyTorch module computes in it by itself", "use bf16, fp16 or fp32"),
         *_type_rules(setup),
-    ):
-        if wrong:
-            raise EvenloadError(
-                f"{name} is {getattr(setup, name)}, and {why}",
-                where=f"$.{name}",
-                fix=f"{fix}, or ask evenload estimate",
-            )
+    )
     partial = [layer for layer in range(plan.layout.num_layers) if _selective(plan, layer)]
     if partial:
         raise EvenloadError(
@@ -106,6 +116,17 @@ def check_runnable(plan: Plan) -> None:
             where="$.policy",
             fix="use --recompute full or none, or ask evenload estimate",
         )
+
+
+def _check(setup: Setup, *rules: tuple[str, bool, str, str]) -> None:
+    """Raise for the first of (field, whether it is wrong, why, what to do) that is wrong."""
+    for name, wrong, why, fix in rules:
+        if wrong:
+            raise EvenloadError(
+                f"{name} is {getattr(setup, name)}, and {why}",
+                where=f"$.{name}",
+                fix=f"{fix}, or ask evenload estimate",
+            )
 
 
 def _type_rules(setup: Setup) -> tuple[tuple[str, bool, str, str], ...]:

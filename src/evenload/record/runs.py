@@ -31,6 +31,8 @@ class Prepared:
     """Layers whose forward runs again in backward."""
     whole: bool = False
     """All layers have to run: something holds the model from outside."""
+    reduced: Callable[[str, Reduction], None] | None = None
+    """Told the path of the list and which layers stand for all, when only those ran."""
 
 
 def record_steps(
@@ -80,6 +82,8 @@ def _few(place: Rehearsal, prepared: Prepared, found: Layers, reduced: Reduction
         whole = expand(place.ledger, found.path, reduced)
     except EvenloadError:
         return None
+    if prepared.reduced is not None:
+        prepared.reduced(found.path, reduced)
     text = f"traced layers {', '.join(map(str, reduced.traced))} of {len(reduced.source)}"
     note = Mark(kind=MarkKind.NOTE, index=0, time=0, text=text)
     return replace(whole, marks=(note, *whole.marks))

@@ -344,6 +344,10 @@ class Storages:
         for tensor, owner in zip(made, owners, strict=True):
             self._made(tensor, traits.label | owner, foreign=traits.fresh, pinned=_pins(traits, kwargs))
 
+    def module_of(self, tensor: torch.Tensor) -> int:
+        """Module that a tensor's storage belongs to, as a position in the strings; -1: to none."""
+        return self._owner(tensor) - 1
+
     def _owner(self, tensor: torch.Tensor) -> int:
         """Module that a tensor's storage belongs to, as the module's half of word 4; 0: to none."""
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from evenload.ledger.curve import Peaks, by_category, curve, live, peaks, shares
@@ -11,6 +11,7 @@ from evenload.ledger.ledger import Ledger
 from evenload.ledger.words import PHASES, Category, MarkKind
 from evenload.record.targets import Choice, Target
 from evenload.report.table import columns
+from evenload.runtime.collectives import Collective, alike
 from evenload.units import gib, human_bytes
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -28,6 +29,8 @@ class DryRun:
     """How long the run took here, imports apart."""
     title: str
     limit: int | None = None
+    collectives: tuple[Collective, ...] = ()
+    """What the rank sends and receives in a step, as far as it is one of several."""
 
     @property
     def peaks(self) -> Peaks:
@@ -61,13 +64,13 @@ def as_json(run: DryRun) -> dict[str, Any]:
         "device": ledger.device,
         "peak": found.held,
         "needed": found.needed,
-        "categories": {category.value: nbytes for category, nbytes in _at_peak(run).items()},
+        "categories": {category.value: nbytes for category, nbytes in at_peak(run).items()},
         "at_peak": [
             {"category": group.category, "module": group.module, "operator": group.operator}
             | {"bytes": group.nbytes, "count": group.count}
             for group in _largest(run)
         ],
-        "phase": _phase(run),
+        "phase": phase(run),
         "curve": held.level.tolist(),
         "allocations": len(ledger.allocations),
         "rank": ledger.metadata.rank,
@@ -78,6 +81,8 @@ def as_json(run: DryRun) -> dict[str, Any]:
         ],
         "seconds": run.seconds,
     }
+    if ledger.metadata.world > 1:
+        answer["collectives"] = [asdict(one) for one in alike(run.collectives)]
     if run.limit is not None:
         answer |= {"limit": run.limit, "fits": run.fits}
     return answer
@@ -87,6 +92,7 @@ def as_text(run: DryRun, *, verbose: bool = False) -> str:
     """A dry run for the terminal."""
     parts = [_head(run), _categories(run), _at_the_peak(run), _not_seen(run)]
     if verbose:
+        parts.append(_collectives(run.collectives))
         parts.append(_choices(run.target.choices))
     parts.append(_verdict(run))
     return "\n\n".join(part for part in parts if part)
@@ -97,13 +103,13 @@ def _head(run: DryRun) -> str:
     rank = f", rank {ledger.metadata.rank} of {ledger.metadata.world}" if ledger.metadata.world > 1 else ""
     return (
         f"{run.title}\n"
-        f"dry run for {ledger.device}{rank}: peak {gib(run.peaks.held)} in {_phase(run)}\n"
+        f"dry run for {ledger.device}{rank}: peak {gib(run.peaks.held)} in {phase(run)}\n"
         f"{len(ledger.allocations)} allocations, {run.seconds:.1f} s, without the device"
         + "".join(f"; {mark.text}" for mark in ledger.marks if mark.kind is MarkKind.NOTE)
     )
 
 
-def _phase(run: DryRun) -> str:
+def phase(run: DryRun) -> str:
     """What the step was doing at the peak."""
     rows = run.ledger.allocations
     made = rows.allocated[run.ledger.on_device]
@@ -111,7 +117,8 @@ def _phase(run: DryRun) -> str:
     return PHASES[int(phases[(made <= run.peaks.at).nonzero()[0][-1]])].value if len(made) else "nothing"
 
 
-def _at_peak(run: DryRun) -> dict[Category, int]:
+def at_peak(run: DryRun) -> dict[Category, int]:
+    """Bytes of each category at the peak."""
     return by_category(run.ledger, live(run.ledger, run.peaks.at))
 
 
@@ -129,7 +136,7 @@ def _largest(run: DryRun) -> list[Group]:
 
 
 def _categories(run: DryRun) -> str:
-    found = _at_peak(run)
+    found = at_peak(run)
     total = sum(found.values()) or 1
     rows = [
         [category.value, human_bytes(nbytes), f"{100 * nbytes / total:.1f} %"]
@@ -152,6 +159,15 @@ def _not_seen(run: DryRun) -> str:
         [row.name, human_bytes(row.nbytes) if row.nbytes is not None else "", row.note] for row in run.target.workspaces
     ]
     return columns(["not seen, comes on top", "", ""], rows, left={0, 2}) if rows else ""
+
+
+def _collectives(collectives: tuple[Collective, ...]) -> str:
+    rows = [
+        [one.name, str(one.count), human_bytes(one.nbytes), str(one.ranks), one.phase, one.module or "-"]
+        for one in alike(collectives)
+    ]
+    head = ["collectives of a step", "of", "bytes", "ranks", "phase", "module"]
+    return columns(head, rows, left={0, 4, 5}) if rows else ""
 
 
 def _choices(choices: tuple[Choice, ...]) -> str:

@@ -34,18 +34,26 @@ def find_parts(model: nn.Module, layers: str | None = None) -> Parts:
         layers: module path of the list of layers; None: the largest list.
 
     Raises:
-        EvenloadError: there is no list of layers, or something that holds parameters belongs to no part.
+        EvenloadError: there is no list of layers.
     """
     found = find_layers(model, layers)
     embedding, head = _asked(model, "get_input_embeddings"), _asked(model, "get_output_embeddings")
     around: Any = model.get_submodule(found.path.rpartition(".")[0])
     norm = getattr(around, "norm", None)
-    parts = Parts(
+    return Parts(
         layers=tuple(found.modules),
         embedding=embedding,
         norm=norm if isinstance(norm, nn.Module) else None,
         head=head,
     )
+
+
+def check_complete(model: nn.Module, parts: Parts) -> None:
+    """Make sure that all parameters of a model are in its parts.
+
+    Raises:
+        EvenloadError: they are not; with the first module that is left out.
+    """
     known = {id(module) for part in _all(parts) for module in part.modules()}
     for path, module in cast("Any", model).named_modules():
         if id(module) not in known and any(True for _ in module.parameters(recurse=False)):
@@ -54,7 +62,6 @@ def find_parts(model: nn.Module, layers: str | None = None) -> Parts:
                 where=f"model: {path}",
                 fix="run the model without tensor parallelism",
             )
-    return parts
 
 
 def _all(parts: Parts) -> list[nn.Module]:

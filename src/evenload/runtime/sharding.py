@@ -6,7 +6,6 @@ DistributedDataParallel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final, cast
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from evenload.errors import EvenloadError
+from evenload.runtime.parts import Parts
 from evenload.setup import Setup
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,20 +45,28 @@ def check_sharding(setup: Setup) -> None:
 
 
 def apply_data_parallel(
-    model: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, setup: Setup, *, gather_again: bool = False
+    model: nn.Module,
+    parts: Parts,
+    mesh: DeviceMesh,
+    setup: Setup,
+    *,
+    gather_again: bool = False,
+    equalize: bool = True,
 ) -> nn.Module:
     """Divide a model, or one chunk of a pipeline, over the replicas of a mesh of one dimension.
 
-    Under FSDP2 each layer is gathered by itself, and what is outside the layers together. In a pipeline parameters stay
-    gathered from a step's first forward to its last backward, because gathering them for each micro-batch would cost
-    too much; `gather_again` lets go of them after every forward.
+    Under FSDP2 each layer is gathered by itself, so is the embedding, and the final norm with the head, which backward
+    needs at once and which therefore stay gathered. In a pipeline everything stays gathered from a step's first forward
+    to its last backward, because gathering for each micro-batch would cost too much; `gather_again` lets go of layers
+    after every forward. Parameters that embedding and head share are gathered with what is left.
 
     Args:
         model: what is trained, already divided by tensor parallelism.
-        layers: its layers.
+        parts: its parts.
         mesh: the replicas.
         setup: stage of ZeRO and types.
         gather_again: in a pipeline, gather for every micro-batch.
+        equalize: under DistributedDataParallel, start from the first replica's parameters; without, they must be equal.
 
     Returns:
         What to call in place of the model: the model itself under FSDP2.
@@ -70,15 +78,23 @@ def apply_data_parallel(
     if mesh.size() == 1:
         return model
     if setup.zero == 0:
-        return DistributedDataParallel(model, device_mesh=mesh)
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": setup.zero == 3 and (setup.pp == 1 or gather_again),
-        "mp_policy": mixed_precision(setup),
-    }
-    for layer in layers:
-        fully_shard(layer, **options)
+        return DistributedDataParallel(model, device_mesh=mesh, init_sync=equalize)
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision(setup)}
+    let_go = setup.zero == 3 and (setup.pp == 1 or gather_again)
+    tied = parts.embedding is not None and parts.head is not None and _shares(parts.embedding, parts.head)
+    if parts.embedding is not None and not tied:
+        fully_shard(parts.embedding, **options, reshard_after_forward=let_go)
+    for layer in parts.layers:
+        fully_shard(layer, **options, reshard_after_forward=let_go)
+    end = [part for part in (parts.norm, parts.head) if part is not None]
+    if end and not tied:
+        fully_shard(end, **options, reshard_after_forward=False)
     return cast("nn.Module", fully_shard(model, **options))
+
+
+def _shares(one: nn.Module, other: nn.Module) -> bool:
+    mine = {id(parameter) for parameter in one.parameters()}
+    return any(id(parameter) in mine for parameter in other.parameters())
 
 
 def mixed_precision(setup: Setup) -> MixedPrecisionPolicy:
