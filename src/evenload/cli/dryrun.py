@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -50,6 +51,9 @@ class _Asked:
     full: bool
     layers: str | None
     rank: int | None
+    real: bool
+    count: int | None
+    """Layers that really run; None: all."""
 
 
 @with_flags
@@ -57,8 +61,9 @@ def run(
     target: TargetArgument,
     *,
     device: Annotated[
-        str, typer.Option("--device", help="Device that the run is for: cuda, npu, xpu or cpu.")
-    ] = "cuda",
+        str | None,
+        typer.Option("--device", help="Device that the run is for: cuda (the default), npu, xpu or cpu."),
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Training steps; the second is what later ones are like.")] = 2,
     autocast: Annotated[
         str | None, typer.Option("--autocast", help="Type of forward under autocast: bf16, fp16.")
@@ -75,12 +80,19 @@ def run(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Run every layer, also those that do what others do.")] = False,
     layers: Annotated[
-        str | None, typer.Option("--layers", help="Path of the list of repeated layers; by default the largest list.")
+        str | None,
+        typer.Option(
+            "--layers",
+            help="Path of the list of repeated layers, by default the largest; with --real also how many of them run.",
+        ),
     ] = None,
     rank: Annotated[
         int | None,
         typer.Option("--rank", help="Rank of a plan for several devices; without, the first of each pipeline stage."),
     ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run in earnest, on a device that is here: for code that looks at its data.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Ledger to write.")] = None,
     force: ForceFlag = False,
     json: JsonFlag = False,
@@ -89,6 +101,8 @@ def run(
 ) -> None:
     """Run training steps as a device would, without the device and its memory; say what they would allocate."""
     require_torch()
+    count, path = _layers(layers, real=real)
+    device = device or _device(real=real)
     asked = _Asked(
         device=device,
         steps=_positive(steps, "--steps"),
@@ -97,7 +111,9 @@ def run(
         step=step,
         inputs=tuple(inputs or ()),
         full=full,
-        layers=layers,
+        layers=path,
+        real=real,
+        count=count,
         rank=rank,
     )
     find_target(device)
@@ -147,9 +163,11 @@ def _of_plan(target: str, asked: _Asked, flags: Flags, *, one: bool) -> tuple[li
     if setup.devices == 1 and not asked.rank:
         from evenload.record.planned import prepare_plan  # noqa: PLC0415  # imports torch
 
-        alone = prepare_plan(inputs.config, inputs.plan, **how)
+        alone = prepare_plan(inputs.config, inputs.plan, real=asked.real, count=asked.count, **how)
         goes = [lambda: (alone(), ())]
     else:
+        if asked.real:
+            raise EvenloadError("a plan for several devices cannot run for real here", where="--real")
         from evenload.runtime.dryrun import first_rank, prepare_rank  # noqa: PLC0415  # imports torch
 
         if asked.rank is None and one and setup.pp > 1:
@@ -184,14 +202,15 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[list[DryRun]
             flag = f"--{name.replace('_', '-')}"
             raise EvenloadError(f"{flag} is for configurations; {target} divides its model itself", where=flag)
     setup, _ = read_setup(None, flags)
-    from evenload.record.dryrun import dryrun  # noqa: PLC0415  # imports torch
+    from evenload.record.dryrun import dryrun, real_run  # noqa: PLC0415  # imports torch
     from evenload.record.functions import find_dtype, load_function  # noqa: PLC0415
 
     build = load_function(target)
     own = load_function(asked.step) if asked.step else None
     limit = parse_bytes(flags.memory, where="--memory") if flags.memory is not None else None
+    run_it = partial(real_run, count=asked.count) if asked.real else partial(dryrun, full=asked.full)
     start = time.perf_counter()
-    ledger = dryrun(
+    ledger = run_it(
         build,
         own,
         device=asked.device,
@@ -199,7 +218,6 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[list[DryRun]
         optimizer=_optimizer(asked, setup.optimizer),
         steps=asked.steps,
         micro_batches=setup.micro_batches,
-        full=asked.full,
         layers=asked.layers,
         autocast=find_dtype(asked.autocast, "--autocast"),
     )
@@ -222,6 +240,31 @@ def _batch(shapes: tuple[str, ...], *, micro_batch: int, seq: int | None) -> Any
         return token_batches(model, micro_batch=micro_batch, seq=seq, device="cpu")()
 
     return batch
+
+
+def _layers(text: str | None, *, real: bool) -> tuple[int | None, str | None]:
+    """How many layers run, and the path of their list: `4`, `model.layers`, or both as `model.layers:4`."""
+    if text is None:
+        return None, None
+    path, _, number = text.rpartition(":")
+    if not number.isdecimal():
+        return None, text
+    if not real:
+        raise EvenloadError(
+            f"--layers {text} is a number of layers that really run",
+            where="--layers",
+            fix="add --real; a dry run chooses by itself, or runs all with --full",
+        )
+    return int(number[:6]), path or None
+
+
+def _device(*, real: bool) -> str:
+    """The device that a run is for where nobody says."""
+    if not real:
+        return "cuda"
+    from evenload.record.real import default_device  # noqa: PLC0415  # imports torch
+
+    return default_device()
 
 
 def _adamw(kernel: str | None) -> str | None:

@@ -19,13 +19,14 @@ _FIX: Final = "run all of them with --full"
 _UNLIKE: Final = "layers that look alike do not do the same"
 
 
-def expand(ledger: Ledger, path: str, reduced: Reduction) -> Ledger:
+def expand(ledger: Ledger, path: str, reduced: Reduction, *, sizes: bool = True) -> Ledger:
     """The ledger of a step with all layers, from the ledger of the traced ones.
 
     Args:
         ledger: what was recorded of the model with the traced layers only.
         path: module path of the list of layers.
         reduced: which layers were traced.
+        sizes: layers that stand for the same ones must agree in the bytes of what they make, too.
 
     Raises:
         EvenloadError: layers that should be alike were not.
@@ -35,7 +36,7 @@ def expand(ledger: Ledger, path: str, reduced: Reduction) -> Ledger:
     if missing := set(range(len(reduced.traced))) - set(pieces.layer):
         raise EvenloadError(f"layer {reduced.traced[min(missing)]} allocates nothing of its own", fix=_FIX)
     composition = compose(pieces.layer, reduced)
-    return _Expansion(ledger, pieces, composition, reduced, path).ledger()
+    return _Expansion(ledger, pieces, composition, reduced, path, sizes=sizes).ledger()
 
 
 class _Expansion:
@@ -46,8 +47,18 @@ class _Expansion:
     made.
     """
 
-    def __init__(self, ledger: Ledger, pieces: Pieces, composition: Composition, reduced: Reduction, path: str) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        pieces: Pieces,
+        composition: Composition,
+        reduced: Reduction,
+        path: str,
+        *,
+        sizes: bool,
+    ) -> None:
         self._ledger = ledger
+        self._sizes = sizes
         self._pieces = pieces
         self._made = composition
         self._path = path
@@ -200,7 +211,8 @@ class _Expansion:
             tuple((column[mine] - shift).tolist())
             for column, shift in (
                 (rows.allocated, begin),
-                *((column, 0) for column in (rows.nbytes, rows.operator, rows.device, rows.phase, rows.roles)),
+                *((column, 0) for column in (rows.operator, rows.device, rows.phase, rows.roles)),
+                *(((rows.nbytes, 0),) if self._sizes else ()),
             )
         ]
         marks = [(mark.index - begin, mark.kind) for mark in self._ledger.marks if begin <= mark.index < stop]

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map
 from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger
 from evenload.record._torch_private import FakeCopyMode
-from evenload.record.rehearsal import Rehearsal
+from evenload.record.real import real_steps
+from evenload.record.rehearsal import Place, Rehearsal
 from evenload.record.runs import Prepared, record_steps
 from evenload.record.targets import find_target
 from evenload.record.training import (
@@ -90,6 +91,51 @@ def dryrun(
     return record_steps(lambda: Rehearsal(target), prepare, steps=steps, full=full, layers=layers)
 
 
+def real_run(
+    model_or_builder: nn.Module | Callable[[], Any],
+    step: Step | None = None,
+    *,
+    device: str = "cpu",
+    inputs: Any = None,
+    optimizer: OptimizerName | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
+    steps: int = 2,
+    micro_batches: int = 1,
+    autocast: torch.dtype | None = None,
+    count: int | None = None,
+    layers: str | None = None,
+) -> Ledger:
+    """Run training steps in earnest, of few layers that are composed to all: for code that looks at its data.
+
+    Args:
+        model_or_builder: as in `dryrun`.
+        step: as in `dryrun`.
+        device: the device that it runs on; it must be there.
+        inputs: as in `dryrun`.
+        optimizer: as in `dryrun`.
+        steps: how many steps to run.
+        micro_batches: forwards and backwards in the built-in step.
+        autocast: type in which the built-in forward runs under autocast.
+        count: layers to run, at least two from either end of every run of equal ones; None: all.
+        layers: module path of the list of repeated layers; None: the largest `ModuleList`.
+
+    Raises:
+        EvenloadError: an argument is wrong, the device is not there, so few layers do not stand for all, or the code
+            fails.
+    """
+    target = find_target(device)
+    _check(model_or_builder, step, steps, micro_batches)
+    prepare = preparing(
+        model_or_builder,
+        step,
+        device=target.kind,
+        inputs=inputs,
+        optimizer=optimizer,
+        micro_batches=micro_batches,
+        autocast=autocast,
+    )
+    return real_steps(prepare, target, steps=steps, count=count, path=layers)
+
+
 def preparing(
     model_or_builder: nn.Module | Callable[[], Any],
     step: Step | None = None,
@@ -100,10 +146,10 @@ def preparing(
     optimizer: OptimizerName | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
     micro_batches: int = 1,
     autocast: torch.dtype | None = None,
-) -> Callable[[Rehearsal], Prepared]:
+) -> Callable[[Place], Prepared]:
     """A function that builds, in a rehearsal, what `dryrun` trains; the arguments are those of `dryrun`."""
 
-    def prepare(place: Rehearsal) -> Prepared:
+    def prepare(place: Place) -> Prepared:
         model, parts = _built(model_or_builder, place)
         own = cast("Step | None", parts.get("step", step))
         given = cast("torch.optim.Optimizer | None", parts.get("optimizer"))
@@ -143,7 +189,7 @@ def _check(model_or_builder: object, step: object, steps: object, micro_batches:
             raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")
 
 
-def _built(model_or_builder: nn.Module | Callable[[], Any], rehearsal: Rehearsal) -> tuple[nn.Module, dict[str, Any]]:
+def _built(model_or_builder: nn.Module | Callable[[], Any], rehearsal: Place) -> tuple[nn.Module, dict[str, Any]]:
     """The model without memory, and what its builder made beside it."""
     if isinstance(model_or_builder, nn.Module):
         return _copied(model_or_builder, rehearsal), {}
@@ -168,8 +214,10 @@ def _built(model_or_builder: nn.Module | Callable[[], Any], rehearsal: Rehearsal
     return model, parts
 
 
-def _copied(model: nn.Module, rehearsal: Rehearsal) -> nn.Module:
+def _copied(model: nn.Module, rehearsal: Place) -> nn.Module:
     try:
+        if rehearsal.fake is None:
+            return deepcopy(model)
         with FakeCopyMode(rehearsal.fake):
             return deepcopy(model)
     except (TypeError, RuntimeError, NotImplementedError) as error:
@@ -178,7 +226,7 @@ def _copied(model: nn.Module, rehearsal: Rehearsal) -> nn.Module:
         ) from error
 
 
-def _batches(inputs: Any, model: nn.Module, rehearsal: Rehearsal, *, needed: bool) -> Callable[[], Any]:
+def _batches(inputs: Any, model: nn.Module, rehearsal: Place, *, needed: bool) -> Callable[[], Any]:
     """Makes what the model is called with."""
     if inputs is None:
         if needed:
@@ -194,7 +242,7 @@ def _batches(inputs: Any, model: nn.Module, rehearsal: Rehearsal, *, needed: boo
     fake = rehearsal.fake
 
     def stand_in(value: Any) -> Any:
-        return fake.from_tensor(value) if isinstance(value, torch.Tensor) else value
+        return fake.from_tensor(value) if isinstance(value, torch.Tensor) and fake is not None else value
 
     batch = tree_map(stand_in, inputs)
     return lambda: batch

@@ -13,7 +13,7 @@ from typing import Final
 from evenload.errors import EvenloadError
 from evenload.record._torch_private import NEEDS_DATA
 from evenload.record.frames import is_library
-from evenload.record.rehearsal import Rehearsal
+from evenload.record.rehearsal import Place
 
 _ON_META: Final = re.compile(
     r"(\S+?):? (?:attempted to run this operator|cannot be called) (?:with|on) meta", re.IGNORECASE
@@ -22,7 +22,7 @@ _STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 
 
 @contextmanager
-def explained(rehearsal: Rehearsal) -> Generator[None]:
+def explained(rehearsal: Place) -> Generator[None]:
     """Turn what the user's code raises inside the block into one clear error.
 
     Raises:
@@ -36,7 +36,7 @@ def explained(rehearsal: Rehearsal) -> Generator[None]:
         raise _told(error, rehearsal) from error
 
 
-def _told(error: Exception, rehearsal: Rehearsal) -> EvenloadError:
+def _told(error: Exception, rehearsal: Place) -> EvenloadError:
     place = _place(error)
     module = rehearsal.module()
     at = f" in {module}" if module else ""
@@ -45,8 +45,8 @@ def _told(error: Exception, rehearsal: Rehearsal) -> EvenloadError:
         return EvenloadError(
             f"{operator}{at} needs the data of a tensor, and a dry run has shapes only",
             where=place,
-            fix="run a model of fewer layers for real, under evenload track; or take the data out of the decision "
-            "(experts: grouped_mm)",
+            fix="run few layers for real: evenload dryrun --real --layers 4, or all under evenload track; or take the "
+            "data out of the decision (experts: grouped_mm)",
         )
     text = str(error).strip().splitlines()
     return EvenloadError(

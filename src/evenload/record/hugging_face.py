@@ -78,11 +78,12 @@ def token_batches(
         EvenloadError: the model does not say that it reads tokens.
     """
     config = getattr(model, "config", None)
-    if not isinstance(getattr(config, "vocab_size", None), int):
+    vocabulary: object = getattr(config, "vocab_size", None)
+    if not isinstance(vocabulary, int):
         raise EvenloadError("the model does not say how many tokens there are", fix="say what it is called with")
 
     def batch() -> dict[str, torch.Tensor]:
-        tokens = torch.empty((micro_batch, seq), dtype=torch.int64, device=device)
+        tokens = torch.randint(vocabulary, (micro_batch, seq), device=device)
         return {"input_ids": tokens, "labels": tokens}
 
     return batch

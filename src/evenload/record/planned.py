@@ -13,7 +13,8 @@ from evenload.ledger.ledger import Ledger
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Recompute
 from evenload.record.hugging_face import model_builder, token_batches
-from evenload.record.rehearsal import Rehearsal
+from evenload.record.real import real_steps
+from evenload.record.rehearsal import Place, Rehearsal
 from evenload.record.runs import Prepared, record_steps
 from evenload.record.targets import find_target
 from evenload.record.training import OptimizerName, Training, make_optimizer
@@ -33,6 +34,8 @@ def prepare_plan(
     autocast: torch.dtype | None = None,
     optimizer: OptimizerName | None = None,
     full: bool = False,
+    real: bool = False,
+    count: int | None = None,
 ) -> Callable[[], Ledger]:
     """Make a function that runs training steps of a plan without its devices; the imports are done by then.
 
@@ -44,6 +47,8 @@ def prepare_plan(
         autocast: type in which forward runs under autocast.
         optimizer: in place of the one that the setup names.
         full: run every layer, also those that do exactly what others do.
+        real: run it in earnest, on a device that is here.
+        count: layers that run then; None: all.
 
     Raises:
         EvenloadError: PyTorch has no such run, or the model cannot be built from the configuration.
@@ -53,11 +58,11 @@ def prepare_plan(
     target = find_target(device)
     where = plan.model or "config.json"
     build = model_builder(config, where=where, dtype=DTYPES[setup.dtype], attention=setup.attention)
-    meta = target.accelerator and autocast is None and optimizer != "adamw-fused"
+    meta = not real and target.accelerator and autocast is None and optimizer != "adamw-fused"
 
     stand_in = "meta" if meta else "cpu"
 
-    def prepare(_: Rehearsal) -> Prepared:
+    def prepare(_: Place) -> Prepared:
         with torch.device(stand_in):
             model = build()
         return Prepared(
@@ -73,6 +78,8 @@ def prepare_plan(
         )
 
     def go() -> Ledger:
+        if real:
+            return real_steps(prepare, target, steps=steps, count=count)
         place = partial(Rehearsal, target, engine="meta" if meta else "fake", redirect=False)
         return record_steps(place, prepare, steps=steps, full=full)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import nn
@@ -24,6 +24,19 @@ from evenload.record.targets import Target
 
 Engine = Literal["fake", "meta"]
 """`fake`: FakeTensorMode on `cpu`, for anything; `meta`: twice as fast, for code that makes its tensors there."""
+
+
+class Place(Protocol):
+    """Where a model is built and trained."""
+
+    @property
+    def fake(self) -> Any:
+        """The mode that fake tensors belong to; None where there are none."""
+        ...
+
+    def module(self) -> str | None:
+        """Path of the module that runs now; None: none does, or nobody knows."""
+        ...
 
 
 class Rehearsal:

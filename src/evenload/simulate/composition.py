@@ -21,7 +21,7 @@ from evenload.profile.profile import Segment
 NO_LAYER: Final = -1
 _LONGEST: Final = 12
 """Longest period of layer kinds that is looked for."""
-_UNITS: Final = 4
+UNITS: Final = 4
 """Periods of a run that are traced: the first, the last, and two between them that must do the same."""
 
 Ints = NDArray[np.int64]
@@ -46,11 +46,12 @@ class Reduction:
         return len(self.traced) < len(self.source)
 
 
-def reduction(kinds: Sequence[object]) -> Reduction:
+def reduction(kinds: Sequence[object], *, units: int = UNITS) -> Reduction:
     """The layers to trace so that the kind of every layer, and of its neighbours, is among them.
 
     Args:
         kinds: kind of every layer; equal ones are alike.
+        units: periods of a run that are traced, 4 or more: the first, the last, and those next to them.
 
     Examples:
         >>> reduction("a" * 8).traced, reduction("a" * 8).source
@@ -65,17 +66,18 @@ def reduction(kinds: Sequence[object]) -> Reduction:
     begin = 0
     while begin < len(kinds):
         period, count = _run(kinds, begin)
-        kept = min(count, _UNITS)
+        kept = min(count, units)
         first = len(traced)
         for unit in range(kept):
             number = unit if unit < kept // 2 else count - kept + unit
             traced += range(begin + number * period, begin + (number + 1) * period)
         for unit in range(count):
-            stands = unit if unit < 2 or count <= _UNITS else max(1, unit - (count - kept))
+            stands = unit if unit < 2 or count <= units else max(1, unit - (count - kept))
             source += range(first + stands * period, first + (stands + 1) * period)
-        if count > _UNITS:
-            twins += [(first + period + i, first + 2 * period + i) for i in range(period)]
-        reach += [period if count > _UNITS else len(kinds)] * (kept * period)
+        if count > units:
+            middle = first + period
+            twins += [(middle + i, middle + i + period) for i in range((kept - 3) * period)]
+        reach += [period if count > units else len(kinds)] * (kept * period)
         begin += count * period
     return Reduction(traced=tuple(traced), source=tuple(source), twins=tuple(twins), reach=tuple(reach))
 
