@@ -172,6 +172,21 @@ def test_a_language_model_of_a_function_is_the_one_of_its_configuration(capsys, 
     assert built["curve"][1:] == read["curve"][1:]
 
 
+def test_few_layers_run_for_real_and_say_what_all_would(capsys, config, program, tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text(json.dumps({**LLAMA, "num_hidden_layers": 8}))
+    few = answer(capsys, str(path), "--seq", "32", "--real", "--layers", "4")
+    full = answer(capsys, str(path), "--seq", "32", "--real")
+    assert few["device"] == full["device"] == ("cuda:0" if torch.cuda.is_available() else "cpu")
+    assert (few["peak"], few["categories"]) == (full["peak"], full["categories"])
+    refused = refusal(capsys, str(path), "--layers", "4")
+    assert "add --real" in refused
+    assert "run at least 4" in refusal(capsys, str(path), "--real", "--layers", "3")
+    said = answer(capsys, f"{program}:deciding", "--real")
+    assert said["peak"] > 4 * 8 * 9
+    assert "--real" in refusal(capsys, f"{program}:deciding")
+
+
 def test_the_ledger_is_written_on_demand(capsys, config, tmp_path):
     path = tmp_path / "run.ledger"
     said = answer(capsys, config, "--seq", "64", "--out", str(path))

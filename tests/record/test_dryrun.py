@@ -1,13 +1,14 @@
 """A dry run for the CPU is the real run on the CPU, event for event; the profiler, which knows neither, agrees."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
 import torch
 from tests.record.events import signed_events
 from tests.record.training import Stack, llama
-from tests.record.truth import counted_twice
+from tests.record.truth import counted_twice, memray_peak
 from torch import nn
 
 import evenload
@@ -108,6 +109,27 @@ def test_the_peak_of_a_dry_run_is_the_one_that_the_profiler_sees(name):
     )
     tolerance = 1e-4 * truth if "checkpointing" in name else 0
     assert 0 <= truth - curve(dry).peak <= tolerance
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memray follows the C library's allocator on Linux")
+@pytest.mark.parametrize("adamw", ADAMW)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_peak_of_a_dry_run_is_the_one_that_memray_sees(adamw, autocast, checkpointing):
+    def run():
+        model = build(checkpointing=checkpointing)
+        train(model, ADAMW[adamw](model.parameters()), autocast=autocast, micro_batches=1)
+
+    run()
+    truth = memray_peak(run)
+    dry = evenload.dryrun(
+        lambda: build(checkpointing=checkpointing),
+        device="cpu",
+        inputs=batch,
+        optimizer=ADAMW[adamw],
+        autocast=autocast,
+    )
+    assert 0 <= truth - curve(dry).peak <= (1e-4 * truth if checkpointing else 0)  # scratch inside kernels
 
 
 def test_a_model_that_is_passed_stays_as_it_is():

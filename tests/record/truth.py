@@ -1,6 +1,12 @@
-"""The bytes that PyTorch's own profiler sees: a count that knows nothing of dispatch, storages or Python."""
+"""Bytes counted by others.
 
+The profiler of PyTorch knows nothing of dispatch, storages or Python; memray sees the calls of the C library's
+allocator, and knows nothing of PyTorch.
+"""
+
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -76,3 +82,25 @@ def counted_twice(run, **options):
         profiler_levels=np.where(position >= 0, running[position], 0) - marker.numbers,
         recorded_levels=np.array([recorded.at(clock) for clock in marker.clocks]),
     )
+
+
+def memray_peak(run):
+    """Most bytes that PyTorch held while a function ran: it takes all its memory aligned, and nobody else does.
+
+    Call the function once before: what PyTorch makes once in a process is not its.
+    """
+    from memray import AllocatorType, FileReader, Tracker
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "allocations"
+        with Tracker(path):
+            run()
+        held, level, peak = {}, 0, 0
+        for record in FileReader(path).get_allocation_records():
+            if record.allocator == AllocatorType.POSIX_MEMALIGN:
+                held[record.address] = record.size
+                level += record.size
+                peak = max(peak, level)
+            elif record.allocator == AllocatorType.FREE:
+                level -= held.pop(record.address, 0)
+    return peak
