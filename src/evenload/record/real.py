@@ -67,7 +67,7 @@ def real_steps(
     with explained(here):
         if count is None:
             prepared = prepare(here)
-            if prepared.recompute:
+            if prepared.recompute or path is not None:
                 recompute_layers(find_layers(prepared.model, path), prepared.recompute)
             return _recorded(prepared, target, steps)
         with _weights_on_meta():

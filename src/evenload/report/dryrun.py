@@ -76,7 +76,7 @@ def as_json(run: DryRun) -> dict[str, Any]:
         "rank": ledger.metadata.rank,
         "world": ledger.metadata.world,
         "not_seen": [
-            {"name": row.name, "bytes": row.nbytes, "inside": row.inside, "note": row.note}
+            {"name": row.name, "bytes": row.nbytes, "inside": row.inside, "note": row.note, "source": row.source}
             for row in run.target.workspaces
         ],
         "seconds": run.seconds,
@@ -100,11 +100,12 @@ def as_text(run: DryRun, *, verbose: bool = False) -> str:
 
 def _head(run: DryRun) -> str:
     ledger = run.ledger
+    dry = ledger.metadata.origin == "dry run"
     rank = f", rank {ledger.metadata.rank} of {ledger.metadata.world}" if ledger.metadata.world > 1 else ""
     return (
         f"{run.title}\n"
-        f"dry run for {ledger.device}{rank}: peak {gib(run.peaks.held)} in {phase(run)}\n"
-        f"{len(ledger.allocations)} allocations, {run.seconds:.1f} s, without the device"
+        f"{'dry run for' if dry else 'run on'} {ledger.device}{rank}: peak {gib(run.peaks.held)} in {phase(run)}\n"
+        f"{len(ledger.allocations)} allocations, {run.seconds:.1f} s{', without the device' if dry else ''}"
         + "".join(f"; {mark.text}" for mark in ledger.marks if mark.kind is MarkKind.NOTE)
     )
 
@@ -156,9 +157,10 @@ def _at_the_peak(run: DryRun) -> str:
 
 def _not_seen(run: DryRun) -> str:
     rows = [
-        [row.name, human_bytes(row.nbytes) if row.nbytes is not None else "", row.note] for row in run.target.workspaces
+        [row.name, human_bytes(row.nbytes) if row.nbytes is not None else "", row.note, row.source]
+        for row in run.target.workspaces
     ]
-    return columns(["not seen, comes on top", "", ""], rows, left={0, 2}) if rows else ""
+    return columns(["not seen, comes on top", "", "", "source"], rows, left={0, 2, 3}) if rows else ""
 
 
 def _collectives(collectives: tuple[Collective, ...]) -> str:
