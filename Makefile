@@ -4,11 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: plan test check format clean
+.PHONY: plan train test check format clean
 
 plan: $(VENV)/.core  ## Plan a real model: layer offset and recompute under a memory limit
 	$(BIN)/evenload plan examples/models/llama-3-70b/config.json --pp 8 --tp 4 --sequence-parallel --dp 2 --zero 1 \
 		--micro-batches 16 --seq 8192 --memory 72GiB --hardware h100 --out build/llama-3-70b.yaml --force
+
+train: $(VENV)/.torch  ## Train a small model on two processes, under an uneven plan with recomputation
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m evenload train examples/train/plan.yaml \
+		--settings examples/train/settings.yaml
 
 test: $(VENV)/.test  ## Run the test suite
 	$(BIN)/python -m pytest -n 2
@@ -35,7 +39,7 @@ $(VENV)/.core: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable .
 	touch $@
 
-$(VENV)/.torch: | $(VENV)/bin/python
+$(VENV)/.torch: $(VENV)/.core
 	$(PIP) install torch==2.13.0
 	touch $@
 

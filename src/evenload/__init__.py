@@ -23,6 +23,7 @@ def __getattr__(name: str) -> object:
         "PeriodicGC": "record.periodic_gc",
         "audit_functions": "record.audit",
         "dryrun": "record.dryrun",
+        "parallelize": "runtime.pipeline",
     }
     if name in homes:
         return getattr(import_module(f"evenload.{homes[name]}"), name)

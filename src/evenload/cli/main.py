@@ -25,6 +25,7 @@ VERBS: Final[dict[str, str]] = {
     "diff": "evenload.cli.diff:run",
     "track": "evenload.cli.track:track",
     "dryrun": "evenload.cli.dryrun:run",
+    "train": "evenload.cli.train:run",
     "convert": "evenload.cli.convert:convert",
 }
 """Verb -> `module:function`, in the order of `--help`. A verb is one module and one line here."""

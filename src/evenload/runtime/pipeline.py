@@ -18,6 +18,7 @@ from evenload.plan.plan import Plan
 from evenload.recompute.handle import Handle, apply
 from evenload.runtime.anatomy import Anatomy
 from evenload.runtime.examine import examine
+from evenload.runtime.launch import agreed
 from evenload.runtime.placement import Place, local_policy, places, recomputes
 from evenload.runtime.ranks import Ranks, find_ranks
 from evenload.runtime.schedules import TorchSchedule, torch_schedule
@@ -92,6 +93,12 @@ class Pipeline:
             for chunk in self.chunks
             for name, parameter in chunk.named_parameters(remove_duplicate=False)
         }
+
+    def copies(self) -> frozenset[int]:
+        """Identities of parameters of this rank that are copies of tied ones of another rank."""
+        if self._tied is None or not self._tied.copy:
+            return frozenset()
+        return frozenset(map(id, self._tied.parameters))
 
     def step(
         self, tokens: torch.Tensor, target: torch.Tensor, *, accumulate: bool = False, **more: Any
@@ -176,22 +183,23 @@ def parallelize(
         What runs a step, and this rank's stages.
 
     Raises:
-        EvenloadError: the plan does not fit the processes or the model, or the model cannot be cut.
+        EvenloadError: the plan does not fit the processes or the model, or the model cannot be cut. Ranks on which
+            nothing is wrong raise it too, and name the rank that knows more.
     """
     ranks = find_ranks(plan, mesh, device)
-    kind = torch_schedule(
-        plan.schedule,
-        pp=plan.setup.pp,
-        interleave=plan.setup.interleave,
-        micro_batches=plan.setup.micro_batches,
-    )
-    whole = _made(model)
-    anatomy = _examined(whole, plan, layers, example, autocast)
-    every = places(plan.layout, kind.style)
-    own = [place for place in every if place.rank == ranks.stage]
-    materials = Materials(whole, ranks.device, seed=seed, init=init)
-    chunks = [make_chunk(materials, place, anatomy) for place in own]
-    handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
+    with agreed(ranks.pp_group):
+        kind = torch_schedule(
+            plan.schedule,
+            pp=plan.setup.pp,
+            interleave=plan.setup.interleave,
+            micro_batches=plan.setup.micro_batches,
+        )
+        whole = _made(model)
+        anatomy = _examined(whole, plan, layers, example, autocast)
+        every = places(plan.layout, kind.style)
+        materials = Materials(whole, ranks.device, seed=seed, init=init)
+        chunks = [make_chunk(materials, place, anatomy) for place in every if place.rank == ranks.stage]
+        handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
     for chunk in chunks:
         chunk.arm()
     stages = tuple(_stage(chunk, len(every), anatomy, ranks) for chunk in chunks)

@@ -29,6 +29,8 @@ class Ranks:
     """The ranks of this pipeline."""
     mesh: DeviceMesh | None
     device: torch.device
+    replica: int = 0
+    """Rank among the data-parallel replicas."""
 
 
 def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str | None) -> Ranks:

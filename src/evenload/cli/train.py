@@ -1,0 +1,103 @@
+"""`evenload train`: run a plan."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenload.cli._shared import JsonFlag, remark, say, say_json, warn
+from evenload.cli.flags import Flags, with_flags
+from evenload.cli.inputs import read_inputs
+from evenload.errors import WRONG_INPUT, EvenloadError
+from evenload.record import require_torch
+
+if TYPE_CHECKING:
+    from evenload.runtime.train import Ended
+
+INTERRUPTED = 130
+
+
+@with_flags
+def run(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan, or a model with the flags below.")],
+    *,
+    settings: Annotated[
+        str | None, typer.Option("--settings", help="YAML file with the settings of the run; flags are laid over it.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Text files, read as bytes, or .bin files of token numbers.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps of the optimizer.")] = None,
+    accumulation: Annotated[
+        int | None, typer.Option("--accumulation", help="Steps of the schedule for one of the optimizer.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate")] = None,
+    warmup: Annotated[int | None, typer.Option("--warmup", help="Steps in which the learning rate rises.")] = None,
+    decay: Annotated[str | None, typer.Option("--decay", help="constant, linear or cosine.")] = None,
+    weight_decay: Annotated[float | None, typer.Option("--weight-decay")] = None,
+    adamw: Annotated[str | None, typer.Option("--adamw", help="Form of AdamW: fused, foreach or loop.")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", help="Largest norm of all gradients together.")] = None,
+    autocast: Annotated[
+        str | None, typer.Option("--autocast", help="Type of forward under autocast: bf16, fp16.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    checkpoints: Annotated[str | None, typer.Option("--checkpoints", help="Directory of checkpoints.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option("--checkpoint-every", help="Steps between two checkpoints.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option("--keep", help="Newest checkpoints that stay.")] = None,
+    resume: Annotated[
+        bool | None, typer.Option("--resume/--no-resume", help="Go on from the newest checkpoint.")
+    ] = None,
+    log_every: Annotated[int | None, typer.Option("--log-every", help="Steps between two log lines.")] = None,
+    log_file: Annotated[str | None, typer.Option("--log-file", help="File that gets every step as JSON.")] = None,
+    collect_every: Annotated[
+        int | None, typer.Option("--collect-every", help="Steps between two runs of Python's garbage collector.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Path of what holds the repeated layers, if not obvious.")
+    ] = None,
+    implementation: Annotated[
+        str | None, typer.Option("--implementation", help="Whose model code: auto, transformers or reference.")
+    ] = None,
+    timeout: Annotated[int | None, typer.Option("--timeout", help="Seconds after which ranks give up waiting.")] = None,
+    json: JsonFlag = False,
+    flags: Flags,
+) -> None:
+    """Train under a plan: torchrun --nproc-per-node N -m evenload train PLAN --data FILES."""
+    given = dict(locals())
+    require_torch()
+    from evenload.runtime.launch import Silent  # noqa: PLC0415  # imports torch
+    from evenload.runtime.settings import RunSettings, names, read_run  # noqa: PLC0415
+    from evenload.runtime.train import train  # noqa: PLC0415
+
+    speaks = os.environ.get("RANK", "0") == "0"
+    try:
+        inputs = read_inputs(plan, flags)
+        said = {name: given[name] for name in names() if given.get(name) is not None}
+        run_settings = (read_run(settings) if settings else RunSettings()).over(said)
+    except EvenloadError:
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # one voice on every machine, which may have files of its own
+            raise typer.Exit(WRONG_INPUT) from None
+        raise
+    if speaks:
+        warn(inputs.notices)
+    try:
+        ended = train(inputs.config, inputs.plan, run_settings, say=remark if json else say)
+    except Silent as silent:
+        raise typer.Exit(silent.exit_code) from None
+    if speaks:
+        _tell(ended, json=json)
+    if ended.signal == signal.SIGINT:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell(ended: Ended, *, json: bool) -> None:
+    if ended.signal is not None:
+        where = f", saved in {ended.saved}" if ended.saved else "; nothing is saved, because there is no --checkpoints"
+        remark(f"stopped by {signal.Signals(ended.signal).name} after step {ended.step}{where}")
+    if json:
+        say_json({"step": ended.step, "loss": ended.loss, "saved": None if ended.saved is None else str(ended.saved)})

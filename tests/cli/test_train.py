@@ -1,0 +1,120 @@
+"""`evenload train` in this process: one rank needs no launcher."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tests.runtime.running import losses, write_plan
+
+from evenload.cli.main import main
+
+SHORT = ("--implementation", "reference", "--steps", "3")
+OWN = (*SHORT, "--data", "text.txt")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    (tmp_path / "few.txt").write_text("hi")
+    write_plan(tmp_path, [2], policy="{full: '0'}")
+    return tmp_path
+
+
+def test_a_run_says_how_it_goes(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--log-file", "log.jsonl", "--json"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["step"] == 3
+    assert answer["loss"] == losses(folder / "log.jsonl")[3]
+    assert "step 1  loss 5." in err
+    assert "tokens/s" in err
+
+
+def test_settings_come_from_a_file_and_flags_go_over_them(folder, capsys):
+    (folder / "run.yaml").write_text("data: [text.txt]\nsteps: 2\nseed: 3\nimplementation: reference\n")
+    assert main(["train", "plan.yaml", "--settings", "run.yaml", "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "step 1 " in out
+    assert "step 2 " not in out
+
+
+def test_token_files_are_read(folder):
+    (np.arange(500) % 256).astype("<u2").tofile(folder / "tokens.bin")
+    assert main(["train", "plan.yaml", *SHORT, "--data", "tokens.bin"]) == 0
+
+
+def test_the_garbage_collector_runs_when_it_is_told(folder):
+    assert main(["train", "plan.yaml", *OWN, "--collect-every", "1"]) == 0
+
+
+@pytest.mark.parametrize("form", ["fused", "foreach", "loop"])
+def test_every_form_of_adamw_learns_the_same(folder, form):
+    assert main(["train", "plan.yaml", *OWN, "--adamw", form, "--log-file", "log.jsonl"]) == 0
+    assert losses(folder / "log.jsonl")[3] == pytest.approx(5.5441, abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["--dtype=bf16", "--autocast=bf16"])
+def test_sixteen_bits_learn_about_the_same(folder, dtype):
+    assert main(["train", "plan.yaml", *OWN, dtype, "--log-file", "log.jsonl"]) == 0
+    assert losses(folder / "log.jsonl")[3] == pytest.approx(5.5441, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--data", "odd.bin"), "odd.bin: the file has 3 bytes"),
+        (("--data", "few.txt"), "the data has 2 tokens, and one sequence needs 34"),
+        (("--data", "*.none"), "no file is called *.none"),
+        (("--data", "."), "cannot read the file"),
+        (("--schedule", "zigzag"), "has no schedule 'zigzag'"),
+        (("--backend", "megatron"), "backend is megatron"),
+        (("--dtype", "fp8"), "dtype is fp8"),
+        (("--optimizer", "sgd"), "optimizer is sgd"),
+        (("--master-weights", "--dtype", "bf16"), "no main copies"),
+        (("--pp", "2"), "the plan is for 2 processes, and 1 runs"),
+        (("--steps", "0"), "steps is 0"),
+        (("--learning-rate", "nan"), "learning_rate is nan"),
+        (("--autocast", "fp4"), "autocast is 'fp4'"),
+        (("--adamw", "fuse"), "did you mean 'fused'"),
+        (("--implementation", "jax"), "implementation is 'jax'"),
+        (("--resume",), "there is no directory of checkpoints"),
+        (("--checkpoints", "few.txt"), "few.txt"),
+        (("--settings", "few.txt"), "few.txt"),
+        (("--settings", "none.yaml"), "there is no such file"),
+    ],
+)
+def test_mistakes_are_said_clearly(folder, capsys, arguments, says):
+    assert main(["train", "plan.yaml", *(SHORT if "--data" in arguments else OWN), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_key_that_no_run_has_is_named_with_its_line(folder, capsys):
+    (folder / "run.yaml").write_text("steps: 2\nlearning_rat: 0.1\n")
+    assert main(["train", "plan.yaml", "--settings", "run.yaml"]) == 2
+    assert "run.yaml:2:1: the key 'learning_rat' is not known here" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_ends_the_run(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--learning-rate", "1e30", "--steps", "9"]) == 1
+    assert "the loss is not a number any more" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_refused(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 0
+    (folder / "saved" / "step-00000003" / ".metadata").write_bytes(b"nothing")
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved", "--resume"]) == 2
+    assert "the checkpoint cannot be read" in capsys.readouterr().err
+
+
+def test_a_run_that_is_done_stays_done(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 0
+    capsys.readouterr()
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved", "--resume", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["step"] == 3
+    assert answer["loss"] is None
