@@ -49,6 +49,7 @@ def test_data_parallel_training(results, name):
         for result in rank:
             exact(result)
             assert result["freed"] > 0
+            assert sum(result["again"].values()) > 0
             assert result["before"] == result["after"]
 
 
@@ -68,12 +69,23 @@ def test_parameters_are_gathered_again_or_stay_gathered(results):
             assert result["again"]["held"] < result["kept"]["held"]
 
 
+def test_backward_in_parts_runs_no_layer_again_as_a_whole(results):
+    for rank in results("zero_bubble"):
+        for result in rank.values():
+            assert result["same"]
+            assert result["calls"] == (8, 8)  # two layers, four micro-batches
+            assert result["freed"] > 0
+            for served in result["served"]:
+                assert served in ({"recorded": 1, "hooks": 7}, {"compared": 1, "hooks": 7})
+
+
 def test_tensor_parallel_training(results):
     for rank in results("tensor_parallel"):
         for (family, _), rows in rank.items():
             for result in rows:
                 exact(result)
                 assert result["freed"] > 0
+                assert sum(result["again"].values()) > 0
             default, norms, _, everything = rows
             assert default["before"] == default["after"] == norms["after"]
             if family == "llama":  # nothing in the toy needs what its collective brings

@@ -63,7 +63,7 @@ def check(model, forward, patterns) -> None:
             found, drawn = step(model, forward)
             assert same(found, expected)
             assert torch.equal(drawn, random)
-        assert plain - allocated(lambda: seeded(forward))[0] == handle.report().freed
+        assert plain - allocated(lambda: seeded(forward))[0] == handle.report().freed >= 0
         with Operators() as after:
             step(model, forward)
         report = handle.report()
@@ -115,6 +115,54 @@ def test_hugging_face_families(family, mode):
 
     for patterns in ((r"mlp\.mul", r"mlp\.act_fn\.silu", r"mlp\.experts\.mul"), NORMS, EVERYTHING):
         check(model, run, patterns)
+
+
+class OwnActivation(torch.nn.Module):
+    def forward(self, x):
+        return blocks.Gate.apply(x, x.cos())
+
+
+def with_activation(make):
+    """A Llama whose blocks have another activation."""
+    model, forward = FAMILIES["llama"]()
+    for layer in model.model.layers:
+        layer.mlp.act_fn = make()
+    return model, forward
+
+
+CHANGED = {
+    "in place": lambda: with_activation(lambda: torch.nn.SiLU(inplace=True)),
+    "custom function": lambda: with_activation(OwnActivation),
+    "dropout": lambda: with_activation(lambda: torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.3))),
+    "attention dropout": lambda: FAMILIES["llama"](attention_dropout=0.2),
+    "eager attention dropout": lambda: FAMILIES["llama"](attention_dropout=0.2, attn_implementation="eager"),
+    "biases": lambda: FAMILIES["llama"](attention_bias=True, mlp_bias=True),
+}
+
+
+@pytest.mark.parametrize("patterns", [(r"mlp\..*", r"self_attn\..*"), EVERYTHING], ids=["inside", "everything"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_hugging_face_blocks_with_what_makes_it_difficult(name, patterns):
+    model, forward = CHANGED[name]()
+    model.train()
+    check(model, forward, patterns)
+
+
+@pytest.mark.parametrize("make", [toy, FAMILIES["llama"], FAMILIES["qwen3"]])
+def test_only_the_recording_step_holds_more_and_at_most_one_layers_intermediates(make):
+    model, forward = make()
+    step(model, forward)
+    kept, peak, _ = allocated(forward)
+    with apply(model, select=EVERYTHING) as handle:
+        first = allocated(forward)[1]
+        (graph, *_) = handle.graphs().values()
+        assert first <= peak + graph.total(value.name for value in graph.values if not value.held)
+        for _ in range(2):
+            left, highest, _ = allocated(forward)
+            assert left <= kept
+            assert highest <= peak
+    with apply(model, select=EVERYTHING, rehearse=True):
+        assert allocated(forward)[1] <= peak
 
 
 def test_hugging_face_under_math_attention():
