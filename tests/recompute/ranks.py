@@ -264,9 +264,11 @@ def piped(family: str, schedule: str, recomputed: bool) -> dict[str, Any]:
     calls: list[int] = []
     for part in parts:
         part.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-    example = (x[:1],)
+    example = (x[:1].clone().requires_grad_(),)
     stages = [
-        PipelineStage(part, index, 4, torch.device("cpu"), input_args=example, output_args=example)
+        PipelineStage(
+            part, index, 4, torch.device("cpu"), input_args=example if index else (x[:1],), output_args=example
+        )
         for part, index in zip(parts, indices, strict=True)
     ]
     made = get_schedule_class(schedule)(
