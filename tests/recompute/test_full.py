@@ -138,3 +138,29 @@ def test_one_backward_a_parameter_runs_the_layers_forward_once_only_under_the_en
             counts[whole] = len(calls)
     assert counts["engine"] == 1
     assert counts["checkpoint"] > 2
+
+
+class Sums(torch.nn.Module):
+    """Backward needs nothing of it, or nothing that its input is needed for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.bias = torch.nn.Tanh(), torch.nn.Parameter(torch.ones(32))
+
+    def forward(self, x):
+        return x + self.bias
+
+
+class FromWeights(Sums):
+    def forward(self, x):
+        return x + self.inner(self.bias.exp() * 0.5).square()
+
+
+@pytest.mark.parametrize("make", [Sums, FromWeights])
+def test_an_input_that_nothing_is_computed_from_is_not_kept(make):
+    model, forward = toy(make)
+    expected, plain = backward(model, forward), allocated(forward)[0]
+    with apply(model, FULL, layers="layers", whole="engine") as handle:
+        for _ in range(2):
+            assert same(backward(model, forward), expected)
+        assert plain - allocated(forward)[0] == handle.report().freed >= 0

@@ -131,3 +131,18 @@ def test_operators_are_called_what_a_user_sees_in_the_code(code, name):
         layer(torch.rand(8, 8, dtype=torch.bfloat16, requires_grad=True) + 0.5)
         (graph,) = handle.graphs().values()
     assert match(name, graph), [operator.label for operator in graph.operators]
+
+
+def test_what_autocast_converts_is_no_matrix_product():
+    """So weights' copies can be dropped while products stay kept."""
+    model, forward = FAMILIES["llama"]()
+    products = (r".*\..*\.matmul", r"self_attn\.flash_attention")
+    with apply(model, select=[".*"], exclude=products) as handle:
+        with torch.autocast("cpu", torch.bfloat16):
+            forward()
+        graph = next(iter(handle.graphs().values()))
+        kept = handle._states[0].last.decision.kept
+    casts = match(r"mlp\.(gate|up|down)_proj\.cast", graph).operators
+    assert len(casts) == 6
+    assert not {name for operator in casts for name in operator.outputs}.intersection(kept)
+    assert {operator.aten or operator.name for operator in match("matmul", graph).operators} == {"mm"}

@@ -24,6 +24,8 @@ _HEAVY: Final = frozenset(
         *("_sparse_semi_structured_mm", "_cudnn_rnn", "miopen_rnn", "lstm", "gru"),
     }
 )
+_PRODUCTS: Final = frozenset({"rmatmul", "imatmul", "einsum", "bilinear", "scaled_dot_product_attention", "matmul"})
+"""Calls in Python that never convert what they get by themselves, beside those in `_HEAVY`."""
 _COLLECTIVES: Final[dict[str, Collective]] = {
     "all_gather": "all_gather",
     "allgather": "all_gather",
@@ -72,6 +74,16 @@ def collective(func: Any) -> Collective | None:
         return None
     name = func.overloadpacket.__name__.strip("_")
     return next((kind for start, kind in _COLLECTIVES.items() if name.startswith(start)), None)
+
+
+def is_unequal(func: Any) -> bool:
+    """Whether an operator belongs to FSDP gathering weights inside a layer, which goes otherwise in every layer."""
+    return func.namespace in {"c10d", "fsdp"}
+
+
+def is_autocast(aten: str, call: str) -> bool:
+    """Whether an operator is autocast's own: a copy in another type, of what a matrix product or attention gets."""
+    return aten == "_to_copy" and (call.strip("_") in _PRODUCTS or call in _HEAVY)
 
 
 def reads_data(func: Any, args: tuple[Any, ...]) -> bool:

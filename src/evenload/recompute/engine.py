@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from evenload.recompute._torch_private import FakeTensor, storage_key
+from evenload.recompute.aten import is_unequal
 from evenload.recompute.errors import RecomputeError
 from evenload.recompute.follow import Follower
 from evenload.recompute.frame import Dropped, Frame, let_go, unpack
@@ -200,7 +201,7 @@ def _record(state: LayerState, key: Key, call: Call) -> Any:
     _note_held(state, plan, call, result)
     state.remember(key, plan)
     fake = any(map(_is_fake, call.tensors))
-    if not recording.reads_data:
+    if not recording.reads_data and not any(map(is_unequal, (step.func for step in recording.steps))):
         state.share(key, plan, fake=fake)
     if fake or any(map(_is_fake, tensors(result))):
         state.unproved.add(key)

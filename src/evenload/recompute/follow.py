@@ -45,7 +45,9 @@ class Follower(TorchDispatchMode):
         if any(map(is_wrapper_type, types)):
             return NotImplemented
         if is_inert(func) or self._frame.mismatch is not None:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._hand_on(args, result)
+            return result
         at = self._at
         self._at = at + 1
         step = self._plan.trace[at] if at < len(self._plan.trace) else None
@@ -66,6 +68,12 @@ class Follower(TorchDispatchMode):
         for leaf, tensor in self._taken:
             self._frame.take(leaf, tensor)
         self._taken = []
+
+    def _hand_on(self, args: tuple[Any, ...], result: Any) -> None:
+        """On fake tensors, what waiting for a collective gives back is another tensor that stands for what came in."""
+        for tensor, given in zip(tensors(result), tensors(args), strict=False):
+            if is_plain(tensor) and is_plain(given) and storage_key(given) in self._shows:
+                self._shows[storage_key(tensor)] = self._shows[storage_key(given)]
 
     def _note(self, step: Step, changed: list[torch.Tensor], results: list[torch.Tensor]) -> None:
         for write, tensor in zip(step.writes, changed, strict=False):

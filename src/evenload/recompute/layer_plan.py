@@ -119,11 +119,34 @@ def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True
 
 
 def _decided(graph: Graph, policy: LayerPolicy, mp_comm: bool) -> Decision:
-    """The choice for a layer. Where it drops nothing, nothing need be kept to start from, not even the input."""
+    """The choice for a layer. What nothing is computed from is not kept, though it be the input."""
     decision = decide(graph, policy, mp_comm=mp_comm)
-    if decision.dropped:
-        return decision
-    return replace(decision, kept=graph.kept(), extra=(), kept_bytes=graph.kept_bytes, freed=0)
+    if not decision.dropped:
+        return replace(decision, kept=graph.kept(), extra=(), kept_bytes=graph.kept_bytes, freed=0)
+    needless = set(decision.extra) - _starts(graph, decision)
+    spared = graph.total(needless)
+    return replace(
+        decision,
+        kept=tuple(name for name in decision.kept if name not in needless),
+        extra=tuple(name for name in decision.extra if name not in needless),
+        kept_bytes=decision.kept_bytes - spared,
+        freed=decision.freed + spared,
+    )
+
+
+def _starts(graph: Graph, decision: Decision) -> set[str]:
+    """The kept values that dropped ones are computed from."""
+    kept, dropped = set(decision.kept), set(decision.dropped)
+    todo, seen, found = list(decision.dropped), set(decision.dropped), set[str]()
+    while todo:
+        name = todo.pop()
+        if name not in graph.producers or (name in kept and name not in dropped):
+            found.add(name)
+        else:
+            inputs = graph.operators[graph.producers[name]].inputs
+            todo += [one for one in inputs if one not in seen]
+            seen.update(inputs)
+    return found
 
 
 class _Builder:

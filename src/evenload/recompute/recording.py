@@ -20,7 +20,7 @@ from evenload.recompute._torch_private import (
     schema,
     storage_key,
 )
-from evenload.recompute.aten import draws, flops, is_inert, reads_data, reads_only_shape, unrepeatable
+from evenload.recompute.aten import draws, flops, is_autocast, is_inert, reads_data, reads_only_shape, unrepeatable
 from evenload.recompute.geometry import Ref, geometry, is_plain, ref
 from evenload.recompute.names import CallNames, ModulePath
 from evenload.recompute.values import Recording, Saved, Sighting, Source, Step, Value, Write
@@ -86,14 +86,15 @@ class Recorder(TorchDispatchMode):
             self._hand_on(args, result)
             return result
         self._is_late()
+        aten, call = func.overloadpacket.__name__, self.calls.current
         step = Step(
             number=len(self._steps),
             func=func,
             args=(),
             kwargs={},
             path=self.path.current,
-            name=self.calls.current,
-            aten=func.overloadpacket.__name__,
+            name=aten if is_autocast(aten, call) else call,
+            aten=aten,
             node=next_node(),
         )
         reads: dict[int, None] = {}
