@@ -143,6 +143,6 @@ def test_what_autocast_converts_is_no_matrix_product():
         graph = next(iter(handle.graphs().values()))
         kept = handle._states[0].last.decision.kept
     casts = match(r"mlp\.(gate|up|down)_proj\.cast", graph).operators
-    assert len(casts) == 6
+    assert len(casts) == 5  # of three weights and two inputs; what goes into down_proj is narrow already
     assert not {name for operator in casts for name in operator.outputs}.intersection(kept)
-    assert {operator.aten or operator.name for operator in match("matmul", graph).operators} == {"mm"}
+    assert {operator.aten or operator.name for operator in match(products[0], graph).operators} == {"mm"}
