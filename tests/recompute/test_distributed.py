@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from tests.recompute import ranks
@@ -15,8 +17,9 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     processes = torch.multiprocessing.spawn(ranks.main, (str(folder),), nprocs=ranks.RANKS, join=False)
     try:
-        if not processes.join(timeout=500):
-            while not processes.join(timeout=1):
+        latest = time.monotonic() + 500
+        while not processes.join(timeout=5):  # it returns as soon as one of them has come to its end
+            if time.monotonic() > latest:
                 pytest.fail("the ranks did not come to an end")
     finally:
         for process in processes.processes:
