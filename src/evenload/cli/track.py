@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
+from evenload.errors import EvenloadError
 from evenload.ledger.curve import peaks
 from evenload.ledger.files import read_ledger
 from evenload.record import require_torch
@@ -46,7 +47,8 @@ def track(
     The ledger is readable up to the last operator even when the script is killed.
     """
     words = tuple(arguments or ())
-    path = ledger_path(script if out is None else str(out), given=out is not None)
+    name = ledger_path(script if out is None else str(out), given=out is not None)
+    path = Path.cwd() / name  # the script may go to another folder
 
     require_torch()
     from evenload.record.audit import Audit, audit_functions  # noqa: PLC0415  # imports torch
@@ -56,21 +58,29 @@ def track(
     recorder = record(
         path=path, force=force, stacks=stacks, synchronize=synchronize, owners=owners, command=(script, *words)
     )
+    process = os.getpid()
     with audit_functions() if audit else nullcontext(Audit()) as seen:
         code = run_script(recorder, script, words, module=module)
-    ledger = read_ledger(path)
+    if os.getpid() != process:  # a child of the script, at the end of it: the ledger is its parent's
+        raise typer.Exit(code)
+    try:
+        ledger = read_ledger(path)
+    except EvenloadError as error:  # the script is not to blame
+        warn(recorder.notices)
+        remark(f"warning: there is no ledger to read: {error}")
+        raise typer.Exit(code) from None
     warn(recorder.notices or ledger.notices)
     found = peaks(ledger)
     if as_json:
         say_json(
-            {"ledger": str(path), "allocations": len(ledger.allocations), "device": ledger.device, "peaks": found}
+            {"ledger": str(name), "allocations": len(ledger.allocations), "device": ledger.device, "peaks": found}
             | ({"functions": seen.functions} if audit else {})
         )
     elif audit:
         say(str(seen))
     remark(
-        f"wrote {path}: {len(ledger.allocations)} allocations, peak {human_bytes(found.held)} on {ledger.device}"
-        f" ({human_bytes(found.needed)} needed)\n  next: evenload report {path}"
+        f"wrote {name}: {len(ledger.allocations)} allocations, peak {human_bytes(found.held)} on {ledger.device}"
+        f" ({human_bytes(found.needed)} needed)\n  next: evenload report {name}"
     )
     raise typer.Exit(code)
 

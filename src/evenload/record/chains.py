@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 
 from evenload.record import lines
-from evenload.record.referrers import Root
+from evenload.record.referrers import Root, is_a
 
 
 class Step(NamedTuple):
@@ -24,6 +24,11 @@ class Step(NamedTuple):
     """Where the two objects do not say it: edges of the backward graph."""
 
 
+# The methods of the classes themselves, where those of an object of the program could be its own.
+_DICT: Final[Any] = dict
+_LIST: Final[Any] = list
+_TUPLE: Final[Any] = tuple
+_DEQUE: Final[Any] = deque
 _LONGEST: Final = 12
 """Parts of a chain that are told."""
 
@@ -39,7 +44,7 @@ def describe(steps: Sequence[Step], root: Root | None) -> tuple[str, str | None]
     above: Any = None
     module: torch.nn.Module | None = None
     for upper, lower in pairwise(steps):
-        if isinstance(upper.thing, torch.nn.Module):
+        if is_a(upper.thing, torch.nn.Module):
             module = upper.thing
         label = lower.how if lower.how is not None else _label(upper.thing, lower.thing, above)
         found = _line(upper.thing, lower.thing, above, module)
@@ -75,57 +80,70 @@ def _place(root: Root) -> str:
 
 def kind(thing: Any) -> str:
     """What an object is: the name of its class, of a function its own; empty where its first label says it."""
-    if isinstance(thing, torch.Tensor):
+    if is_a(thing, torch.Tensor):
         return "Tensor"
-    if isinstance(thing, FunctionType):
+    if is_a(thing, FunctionType):
         return thing.__qualname__
-    return "" if isinstance(thing, FrameType) else type(thing).__name__
+    return "" if is_a(thing, FrameType) else type(thing).__name__
 
 
 def _label(upper: Any, lower: Any, above: Any) -> str:
     """How an object refers to another: `.name`, `[3]`, `['key']`; empty where the next one says it."""
     for kinds, label in _LABELS:
-        if isinstance(upper, kinds):
+        if is_a(upper, kinds):
             return label(upper, lower, above)
     return _attribute(upper, lower)
 
 
 def _attribute(upper: Any, lower: Any) -> str:
     """Attribute of an instance that is an object; empty for its dictionary."""
-    own: Any = getattr(upper, "__dict__", None)
+    own: Any = _asked(upper, "__dict__")
     if own is lower:
         return ""
-    for name, value in cast("dict[Any, Any]", own).items() if isinstance(own, dict) else ():
+    for name, value in _DICT.items(own) if is_a(own, dict) else ():
         if value is lower:
             return f".{name}"
     for cls in type(upper).__mro__:
         for name in _slots(cls):
-            if getattr(upper, name, None) is lower:
+            if _asked(upper, name) is lower:
                 return f".{name}"
     return f".({kind(lower)})"
 
 
+def _asked(thing: Any, name: str) -> Any:
+    """An attribute of an object of the program, whose own code may run and fail; None then."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001
+        return None
+
+
 def _slots(cls: type) -> Sequence[str]:
     slots = vars(cls).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    return (slots,) if is_a(slots, str) else tuple(slots)
 
 
 def _of_dict(upper: dict[Any, Any], lower: Any, above: Any) -> str:
-    key = next((key for key, value in upper.items() if value is lower), None)
+    key = _key(upper, lower)
     if key is None:
         return "(a key)"
-    if isinstance(above, type):
+    if is_a(above, type):
         return f".{key}"
-    if isinstance(above, torch.nn.Module) and key in _TABLES:
+    if is_a(above, torch.nn.Module) and key in _TABLES:
         return ""
-    if isinstance(above, dict):
+    if is_a(above, dict):
         table = cast("dict[Any, Any]", above)
-        return f".{key}" if any(table.get(name) is upper for name in _TABLES) else f"[{_short(key)}]"
-    if above is not None and getattr(above, "__dict__", None) is upper and isinstance(key, str):
+        return f".{key}" if any(_DICT.get(table, name) is upper for name in _TABLES) else f"[{_short(key)}]"
+    if above is not None and _asked(above, "__dict__") is upper and is_a(key, str):
         return f".{key}"
-    if isinstance(key, str) and upper.get("__name__") is not None and "__builtins__" in upper:
+    if is_a(key, str) and _DICT.get(upper, "__name__") is not None and _DICT.__contains__(upper, "__builtins__"):
         return key  # the dictionary of a module
     return f"[{_short(key)}]"
+
+
+def _key(upper: dict[Any, Any], lower: Any) -> Any:
+    """The key of a value; None: it is none."""
+    return next((key for key, value in _DICT.items(upper) if value is lower), None)
 
 
 _TABLES: Final = ("_parameters", "_modules", "_buffers")
@@ -133,15 +151,16 @@ _TABLES: Final = ("_parameters", "_modules", "_buffers")
 
 
 def _of_sequence(upper: Sequence[Any], lower: Any, above: Any) -> str:
-    position = next((number for number, item in enumerate(upper) if item is lower), None)
-    if isinstance(above, FunctionType) and above.__closure__ is upper and position is not None:
+    items: Iterator[Any] = (_LIST if is_a(upper, list) else _TUPLE).__iter__(upper)
+    position = next((number for number, item in enumerate(items) if item is lower), None)
+    if is_a(above, FunctionType) and above.__closure__ is upper and position is not None:
         return f".{above.__code__.co_freevars[position]}"
     return "[]" if position is None else f"[{position}]"
 
 
 def _of_deque(upper: deque[Any], lower: Any, above: Any) -> str:
     bound = "" if upper.maxlen is None else f"(maxlen={upper.maxlen})"
-    return bound + _of_sequence(upper, lower, above)
+    return bound + _of_sequence(list(_DEQUE.__iter__(upper)), lower, above)
 
 
 def _of_function(upper: FunctionType, lower: Any, _above: Any) -> str:
@@ -213,29 +232,29 @@ _LABELS: Final[Sequence[tuple[Any, Callable[[Any, Any, Any], str]]]] = (
 
 def _line(upper: Any, lower: Any, above: Any, module: torch.nn.Module | None) -> str | None:
     """Where the user's code sets what refers to the lower object."""
-    if isinstance(upper, dict):
+    if is_a(upper, dict):
         return _line_of_key(cast("dict[Any, Any]", upper), lower, above, module)
-    if isinstance(upper, FunctionType):
+    if is_a(upper, FunctionType):
         return _users(f"{upper.__code__.co_filename}:{upper.__code__.co_firstlineno}")
-    if isinstance(upper, FrameType):
+    if is_a(upper, FrameType):
         name = next((name for name, value in upper.f_locals.items() if value is lower), None)
         return None if name is None else _users(lines.of_variable(upper.f_code, name))
-    name = _attribute(upper, lower)[1:] if hasattr(upper, "__dict__") else ""
+    name = _attribute(upper, lower)[1:] if _asked(upper, "__dict__") is not None else ""
     return _users(lines.of_attribute(_class(upper), name)) if name.isidentifier() else None
 
 
 def _line_of_key(upper: dict[Any, Any], lower: Any, above: Any, module: torch.nn.Module | None) -> str | None:
-    key = next((key for key, value in upper.items() if value is lower), None)
-    if not isinstance(key, str):
+    key = _key(upper, lower)
+    if not is_a(key, str):
         return None
-    if isinstance(above, type):
+    if is_a(above, type):
         return _users(lines.of_attribute(above, key))
-    if above is not None and getattr(above, "__dict__", None) is upper:
+    if above is not None and _asked(above, "__dict__") is upper:
         return _users(lines.of_attribute(_class(above), key))
     if module is not None and any(vars(module).get(table) is upper for table in _TABLES):
         return _users(lines.of_attribute(type(module), key))
-    name = upper.get("__name__")
-    if isinstance(name, str) and "__builtins__" in upper:
+    name = _DICT.get(upper, "__name__")
+    if is_a(name, str) and _DICT.__contains__(upper, "__builtins__"):
         return _users(lines.of_global(sys.modules.get(name), key))
     return None
 
@@ -269,5 +288,5 @@ def _without_nodes(parts: list[str]) -> list[str]:
 
 def _short(key: Any) -> str:
     plain = (str, int, float, bool, bytes, tuple)
-    text = repr(cast("object", key)) if isinstance(key, plain) else f"a {type(key).__name__}"
+    text = repr(cast("object", key)) if is_a(key, plain) else f"a {type(key).__name__}"
     return text if len(text) <= 40 else f"{text[:37]}..."

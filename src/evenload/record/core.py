@@ -8,9 +8,11 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from evenload.ledger.ledger import Mark
 from evenload.ledger.log import Log
-from evenload.ledger.words import Phase
+from evenload.ledger.words import MarkKind, Phase
 from evenload.record.frames import Frames
+from evenload.record.guard import Guard
 from evenload.record.hooks import Hooks
 from evenload.record.mode import LedgerMode
 from evenload.record.modules import ModulePaths
@@ -36,6 +38,7 @@ class Core:
         devices: Mapping[str, str] = MappingProxyType({}),
         stacks: bool = False,
         synchronize: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         """Put it together.
 
@@ -46,8 +49,11 @@ class Core:
             devices: names that devices get in the ledger, such as `{"cpu": "cuda"}`.
             stacks: note Python lines.
             synchronize: wait for the device after every operator.
+            guard: what a failure of the recorder comes to; None: it is raised.
         """
         self.log = log
+        self.guard = Guard() if guard is None else guard
+        self.guard.stop = self._broke
         self.where = Where()
         self.storages = Storages(log, self.where, fake=fake, devices=devices)
         self.phases = Phases(log, self.storages, self.where)
@@ -61,6 +67,7 @@ class Core:
             fake=fake,
             locate=self._locate if stacks else None,
             ended=torch.accelerator.synchronize if synchronize and torch.accelerator.is_available() else None,
+            guard=self.guard,
         )
         self.hooks = Hooks(
             mode=self.mode,
@@ -69,6 +76,7 @@ class Core:
             steps=self.steps,
             roles=self.roles,
             paths=self.paths,
+            guard=self.guard,
         )
         self._frames = Frames(log)
 
@@ -85,6 +93,11 @@ class Core:
         """Watch no more, and leave PyTorch as it was."""
         self.mode.__exit__(None, None, None)
         self.hooks.remove()
+
+    def _broke(self) -> None:
+        self.mode.paused += 1
+        text = None if self.guard.problem is None else self.guard.problem.fact
+        self.log.mark(Mark(kind=MarkKind.NOTE, index=self.storages.clock, time=self.log.now(), text=text))
 
     def _locate(self) -> None:
         """Note the Python line that runs; in backward that is the line of forward, unless the user wrote backward."""

@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from evenload.record._torch_private import PROPAGATE, graph_task, propagator
+from evenload.record.guard import Guard
 from evenload.record.mode import LedgerMode
 from evenload.record.modules import ModulePaths
 from evenload.record.phases import Phases
@@ -42,7 +43,9 @@ class Hooks:
         steps: Steps,
         roles: Roles,
         paths: ModulePaths,
+        guard: Guard,
     ) -> None:
+        self._guard = guard
         self._mode = mode
         self._storages = storages
         self._phases = phases
@@ -57,13 +60,14 @@ class Hooks:
 
     def install(self) -> None:
         """Put every hook in its place."""
+        kept = self._guard.kept
         handles = (
-            register_module_forward_pre_hook(self._module_begins),
-            register_module_forward_hook(self._module_ends, always_call=True),
-            register_module_parameter_registration_hook(self._registered),
-            register_module_buffer_registration_hook(self._registered),
-            register_optimizer_step_pre_hook(self._optimizer_begins),
-            register_optimizer_step_post_hook(self._optimizer_ends),
+            register_module_forward_pre_hook(kept(self._module_begins)),
+            register_module_forward_hook(kept(self._module_ends), always_call=True),
+            register_module_parameter_registration_hook(kept(self._registered)),
+            register_module_buffer_registration_hook(kept(self._registered)),
+            register_optimizer_step_pre_hook(kept(self._optimizer_begins)),
+            register_optimizer_step_post_hook(kept(self._optimizer_ends)),
         )
         for handle in handles:
             self._stack.callback(handle.remove)
@@ -151,40 +155,47 @@ class Hooks:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         position = _GRAPH_POSITION[original.__name__]
+        begins, ends = self._guard.kept(self._phases.begin_backward), self._guard.kept(self._backward_ends)
 
         @wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._elsewhere():
                 return original(*args, **kwargs)
             graph = kwargs.get("create_graph", args[position] if len(args) > position else False)
-            self._phases.begin_backward(graph=bool(graph))
+            begins(graph=bool(graph))
             try:
                 return original(*args, **kwargs)
             finally:
-                self._phases.end_backward()
-                if graph_task() < 0:
-                    self._roles.gradients()
+                ends()
 
         return backward
 
+    def _backward_ends(self) -> None:
+        self._phases.end_backward()
+        if graph_task() < 0:
+            self._roles.gradients()
+
     def _resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        resized = self._guard.kept(self._mode.resized)
+
         @wraps(original)
         def resize(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = original(storage, nbytes)
             if not self._elsewhere():
-                self._mode.resized(storage)
+                resized(storage)
             return result
 
         return resize
 
     def _state(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A copy of a random state is made without an operator; checkpointing keeps one for every region."""
+        appeared = self._guard.kept(self._mode.appeared)
 
         @wraps(original)
         def get_rng_state(*args: Any, **kwargs: Any) -> Any:
             state = original(*args, **kwargs)
             if not self._elsewhere():
-                self._mode.appeared(state, "torch.get_rng_state")
+                appeared(state, "torch.get_rng_state")
             return state
 
         return get_rng_state

@@ -16,6 +16,7 @@ from evenload.ledger.ledger import Mark
 from evenload.ledger.log import Log
 from evenload.ledger.words import MarkKind, Role
 from evenload.record._torch_private import LEAF, DispatchMode, current_node, graph_task, sequence_number
+from evenload.record.guard import Guard
 from evenload.record.operators import Traits, TraitsTable
 from evenload.record.phases import Phases
 from evenload.record.storages import Storages
@@ -43,6 +44,7 @@ class LedgerMode(DispatchMode):
         fake: bool = False,
         locate: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """Make the mode.
 
@@ -53,6 +55,7 @@ class LedgerMode(DispatchMode):
             fake: whether tensors are fake: collectives are then not waited for.
             locate: called before every operator that may allocate, to note Python lines.
             ended: called after every operator: synchronizes devices.
+            guard: what a failure in here comes to.
         """
         DispatchMode.__init__(self)
         self.met: Callable[[type], None] = _nothing
@@ -67,6 +70,7 @@ class LedgerMode(DispatchMode):
         self._fake = fake
         self._locate = locate
         self._ended = ended
+        self._guard = Guard() if guard is None else guard
         self._traits = TraitsTable(log)
         self._known = self._traits.known
         self._wrappers: set[type] = set()
@@ -80,27 +84,43 @@ class LedgerMode(DispatchMode):
         kwargs = kwargs or _NOTHING
         if self.paused:  # nothing may be written: this may be a child of the recorded process
             return func(*args, **kwargs)
-        traits = self._known.get(func) or self._traits.add(func)
-        if traits.passes:
-            if traits.detach and graph_task() >= 0:
-                self._handed_over(args)
+        try:
+            traits = self._begins(func, args, kwargs)
+        except Exception as error:  # noqa: BLE001  # whatever happens in the recorder
+            self._guard.caught(error)
+            traits = None
+        if traits is None:
             return func(*args, **kwargs)
         if traits.waits and self._fake:
             return args[0]  # the fake kernel returns a copy, the real one its argument
-        self._place()
-        if self._phases.resting and self._phases.grown:
-            self._phases.look(differentiated=_differentiated(traits, args, kwargs))
         try:
             result = func(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
             self._failed(traits, error)
             raise
-        if self._ended is not None:
-            self._ended()
-        self._storages.ran(traits, args, kwargs, result)
-        if traits.talks and self.heard is not None:
-            self.heard(func, args, kwargs, result)
+        try:
+            if self._ended is not None:
+                self._ended()
+            self._storages.ran(traits, args, kwargs, result)
+            if traits.talks and self.heard is not None:
+                self.heard(func, args, kwargs, result)
+        except Exception as error:  # noqa: BLE001
+            self._guard.caught(error)
         return result
+
+    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traits | None:
+        """An operator is about to run; None: it is none that makes or uses memory."""
+        traits = self._known.get(func) or self._traits.add(func)
+        if traits.passes:
+            if traits.detach and graph_task() >= 0:
+                self._handed_over(args)
+            return None
+        if traits.waits and self._fake:
+            return traits
+        self._place()
+        if self._phases.resting and self._phases.grown:
+            self._phases.look(differentiated=_differentiated(traits, args, kwargs))
+        return traits
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Log that Python code has resized a storage, as FSDP does."""

@@ -16,7 +16,7 @@ import torch
 
 from evenload.ledger.words import Hold
 from evenload.record.chains import Step, describe
-from evenload.record.referrers import Link, Referrers
+from evenload.record.referrers import Link, Referrers, is_a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ def _held(heap: Referrers, key: int) -> Held:
     if on_cycles:  # told from the nearest object of the program, not from the dictionary or list inside it
         one, cycle = next((found for found in on_cycles if _tells(heap.objects[found[0]])), on_cycles[0])
         first = on_cycles[0][0]
-        if isinstance(heap.objects[first], torch.Tensor):
+        if is_a(heap.objects[first], torch.Tensor):
             one, cycle = on_cycles[0]
         chain, source = _describe_cycle(heap, _way(up, one), cycle)
         return Held(hold=Hold.CYCLE, chain=chain, source=source)
@@ -144,4 +144,4 @@ def _turned(ring: Sequence[Step]) -> Iterator[Step]:
 
 
 def _tells(thing: Any) -> bool:
-    return not isinstance(thing, torch.Tensor | dict | list | tuple)
+    return not is_a(thing, torch.Tensor | dict | list | tuple)

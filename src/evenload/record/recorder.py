@@ -7,9 +7,10 @@ import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from evenload.ledger.ledger import Ledger, Mark, Metadata
 from evenload.ledger.log import Log
 from evenload.ledger.words import MarkKind
 from evenload.record.core import Core
+from evenload.record.guard import Guard, told
 from evenload.record.holders import held_parts
 from evenload.record.second_look import SecondLook
 from evenload.record.unreleased import Collections, Lookups
@@ -93,6 +95,9 @@ class Recorder:
     Only the thread that enters it is recorded, with the threads that run its backward.
     """
 
+    strict: ClassVar[bool] = False
+    """Whether failures of the recorder itself are raised, as its own tests want it; else they become notices."""
+
     def __init__(
         self,
         *,
@@ -132,11 +137,15 @@ class Recorder:
         if self._log is not None:
             raise EvenloadError("this recording has been used", fix="call evenload.record again for another one")
         self._log = Log(self._metadata, self._path, force=self._force)
-        self.core = Core(self._log, model=self._model, stacks=self._stacks, synchronize=self._synchronize)
-        if self._owners:
-            self.core.steps.began.append(SecondLook(self._log, self.core.storages).step_began)
+        self._guard = Guard(strict=Recorder.strict)
+        self.core = Core(
+            self._log, model=self._model, stacks=self._stacks, synchronize=self._synchronize, guard=self._guard
+        )
         self._lookups = Lookups(self._log, self.core.storages)
-        self.core.steps.began.append(self._lookups.step_began)
+        looks = [self._lookups.step_began]
+        if self._owners:
+            looks.insert(0, SecondLook(self._log, self.core.storages, self._guard).step_began)
+        self.core.steps.began += [partial(self._guard.tried, look) for look in looks]
         self.core.begin(self._model, self._optimizer)
         _RUNNING.add(self)
         self._running = True
@@ -151,16 +160,26 @@ class Recorder:
             return
         self._running = False
         self.core.end()
-        log, storages = self._logged(), self.core.storages
+        storages = self.core.storages
         if error is not None:
             self.ended_by(error)
-        self.core.steps.host()
-        storages.note_parts(held_parts())
-        self._lookups.end(self.core.steps.begins)
+        if not self._guard.broken:
+            self._guard.tried(self.core.steps.host)
+            self._guard.tried(self._last_look)
         self._collections.leave()
+        self._guard.kept(self._close)()
+        if self._ledger is None:  # what was recorded until it broke off
+            self._ledger = self._logged().ledger(storages.clock)
+        self._guard.tried(storages.stop)
+
+    def _close(self) -> None:
+        log, storages = self._logged(), self.core.storages
         log.close(storages.settle())
         self._ledger = log.ledger(storages.clock)
-        storages.stop()
+
+    def _last_look(self) -> None:
+        self.core.storages.note_parts(held_parts())
+        self._lookups.end(self.core.steps.begins)
 
     @property
     def ledger(self) -> Ledger:
@@ -170,8 +189,7 @@ class Recorder:
     @property
     def notices(self) -> tuple[Notice, ...]:
         """What went wrong with the recording itself."""
-        problem = self._logged().problem
-        return () if problem is None else (problem,)
+        return tuple(one for one in (self._logged().problem, self._guard.problem) if one is not None)
 
     def step(self) -> None:
         """Say that a training step has ended; without, steps end where an optimizer's do."""
@@ -182,8 +200,7 @@ class Recorder:
     def ended_by(self, error: BaseException) -> None:
         """Note what ended the recorded code."""
         log = self._logged()
-        line = next(iter(str(error).splitlines()), "")
-        text = f"ended by {type(error).__name__}" + (f": {line}" if line else "")
+        text = f"ended by {told(error)}"
         log.mark(Mark(kind=MarkKind.NOTE, index=self.core.storages.settle(), time=log.now(), text=text))
 
     @contextmanager

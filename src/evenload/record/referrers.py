@@ -34,6 +34,11 @@ _SNAPSHOT: Final = 3
 """References to a snapshot of local variables that nobody else has: the frame, the variable, the argument."""
 
 
+def is_a(thing: Any, kinds: Any) -> bool:
+    """Whether an object is of a class: `isinstance` would ask the object itself, which may lie or fail."""
+    return issubclass(type(thing), kinds)
+
+
 class Link(NamedTuple):
     """One object refers to another."""
 
@@ -114,7 +119,7 @@ class Referrers:
 
     def _saved_by(self, node: Any, by_body: Mapping[int, int]) -> None:
         for name, data in saved(node):
-            if not isinstance(data, torch.Tensor):  # packed by a hook: an object like any other
+            if not is_a(data, torch.Tensor):  # packed by a hook: an object like any other
                 self._graph[id(data)].append(Link(id(node), f".{name}"))
                 continue
             try:
@@ -160,11 +165,11 @@ class Referrers:
         """Whether an object is held by a variable; then nobody has to be asked who else holds it."""
         thing = self.objects[one]
         roots = list(self._locals.get(one, ()))
-        if isinstance(thing, dict) and one in self._globals:
+        if is_a(thing, dict) and one in self._globals:
             roots.append(Root("module", self._globals[one].__name__, self._globals[one]))
-        elif isinstance(thing, ModuleType):
+        elif is_a(thing, ModuleType):
             roots.append(Root("module", thing.__name__, thing))
-        elif isinstance(thing, type):
+        elif is_a(thing, type):
             roots.append(Root("class", thing.__qualname__, thing))
         if roots:
             self.roots[one] = roots

@@ -7,6 +7,7 @@ itself: the peak of the second step is expected at the same event of the third, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from evenload.ledger.curve import curve
 from evenload.ledger.held import dead_at
 from evenload.ledger.log import Log
 from evenload.ledger.words import Hold
+from evenload.record.guard import Guard
 from evenload.record.owners import find_owners
 from evenload.record.storages import Storages
 
@@ -30,9 +32,10 @@ SHARE: Final = 0.01
 class SecondLook:
     """Looks once, in the third step."""
 
-    def __init__(self, log: Log, storages: Storages) -> None:
+    def __init__(self, log: Log, storages: Storages, guard: Guard) -> None:
         self._log = log
         self._storages = storages
+        self._guard = guard
         self._begin = 0
         self._wanted: dict[tuple[int, int, int], None] = {}
 
@@ -55,7 +58,7 @@ class SecondLook:
             names = (int(rows.module[row]) + 1) | (int(rows.operator[row]) + 1) << 32
             self._wanted[int(rows.allocated[row]) - first, int(rows.nbytes[row]), names] = None
         if self._wanted:
-            self._storages.call_at(self._begin + at - first, self._look)
+            self._storages.call_at(self._begin + at - first, partial(self._guard.tried, self._look))
 
     def _look(self) -> None:
         """The expected event has come: write who holds the allocations that match those of the step before."""
