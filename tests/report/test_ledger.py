@@ -9,9 +9,9 @@ from tests.ledger.snapshots import snapshot, training
 from tests.ledger.test_growth import healthy
 from tests.ledger.test_held import program
 
-from evenload.ledger.ledger import Ledger, Metadata
+from evenload.ledger.ledger import ALIVE, Ledger, Mark, Metadata
 from evenload.ledger.snapshot import snapshot_ledger
-from evenload.ledger.words import Hold
+from evenload.ledger.words import Hold, MarkKind, Role
 from evenload.report.ledger import as_json, as_text, report
 from evenload.units import MIB
 
@@ -38,6 +38,25 @@ def test_json_has_the_peaks_and_everything_that_is_there():
     assert answer["by_layer"] == {"layers.0": 240}
     assert answer["at"]["doing"] == "backward of step 0, micro-batch 0"
     assert answer["unreleased"] == []
+
+
+def test_an_allocation_that_failed_says_what_was_held_and_what_the_collector_would_have_freed():
+    failed = Mark(kind=MarkKind.FAILED, index=7, time=0, value=2**30, text="aten.empty: no room")
+    note = Mark(kind=MarkKind.NOTE, index=9, time=0, text="ended by OutOfMemoryError")
+    ledger = Ledger(
+        metadata=Metadata(evenload="1", device="cpu"),
+        allocations=allocations(
+            (100, 1, 2, 7), (40, 3, 4, 8), (7, 5, 6, ALIVE), (900, 7, 8, ALIVE), roles=[Role.COLLECTED] * 2 + [0, 0]
+        ),
+        end=9,
+        marks=(failed, note),
+    )
+    [found] = plain(ledger)["failures"]
+    assert (found["asked"], found["held"], found["unreachable"]) == (2**30, 147, 140)
+    text = as_text(report(ledger), "heading")
+    assert "  ended by OutOfMemoryError\n" in text
+    held = "147 B were held, of which gc.collect() would have freed 140 B"
+    assert f"no room for 1.00 GiB in aten.empty (between phases): {held}" in text
 
 
 def test_another_point_can_be_explained():

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenload.ledger.curve import Peaks, Share, by_category, live, peaks, shares
+from evenload.ledger.failed import failures
 from evenload.ledger.growth import LeakClass, Unreleased, any_layer, growth, step_series
 from evenload.ledger.held import HeldAfterUse, doing, held_after_use
 from evenload.ledger.ledger import Ledger
@@ -130,11 +131,7 @@ def as_json(said: LedgerReport) -> dict[str, Any]:
         "steps": _steps(said),
         "trend": None if said.trend is None else said.trend.trend.value,
         "advice": said.advice,
-        "failures": [
-            {"event": mark.index, "asked": mark.value or None, "text": mark.text}
-            for mark in ledger.marks
-            if mark.kind is MarkKind.FAILED
-        ],
+        "failures": failures(ledger),
         "notes": [mark.text for mark in ledger.marks if mark.kind is MarkKind.NOTE],
         "warnings": ledger.notices,
     }
@@ -204,12 +201,23 @@ def _steps(said: LedgerReport) -> list[dict[str, Any]]:
 
 def as_text(said: LedgerReport, heading: str, *, here: str = "") -> str:
     """The report for the screen; files below the folder `here`, and those of installed packages, get short names."""
-    blocks = [heading, _peaks_text(said), _at_text(said)]
+    blocks = [heading + _notes_text(said), _peaks_text(said), _at_text(said)]
     if said.held:
         blocks.append(_held_text(said.held))
     blocks.append(_unreleased_text(said))
     text = _PACKAGES.sub("", "\n\n".join(blocks))
     return text.replace(here.rstrip(os.sep) + os.sep, "") if here.rstrip(os.sep) else text
+
+
+def _notes_text(said: LedgerReport) -> str:
+    """What was noted, and allocations that failed."""
+    lines = [mark.text for mark in said.ledger.marks if mark.kind is MarkKind.NOTE and mark.text]
+    lines += map(str, failures(said.ledger)[-_FAILURES:])
+    return "".join(f"\n  {line}" for line in lines)
+
+
+_FAILURES: Final = 3
+"""Failed allocations that are told: a program that catches them may try often."""
 
 
 def _peaks_text(said: LedgerReport) -> str:
