@@ -98,9 +98,9 @@ class LedgerMode(DispatchMode):
         except (RuntimeError, MemoryError) as error:
             self._failed(traits, error)
             raise
+        if self._ended is not None:
+            self._ended()  # what it raises is the device's: an operator that ran before has failed
         try:
-            if self._ended is not None:
-                self._ended()
             self._storages.ran(traits, args, kwargs, result)
             if traits.talks and self.heard is not None:
                 self.heard(func, args, kwargs, result)
