@@ -59,8 +59,15 @@ def as_shown(printed: str, shown: str) -> bool:
     return re.fullmatch("".join(parts), printed.strip("\n") + "\n") is not None
 
 
+VERBS = {
+    "docs/why-is-my-memory.md": {"report", "estimate", "track", "dryrun", "diff"},
+    "docs/dryrun.md": {"dryrun", "estimate", "plan", "names"},
+}
+
+
 @pytest.mark.slow
-def test_the_walk_through_one_script_prints_what_it_shows(tmp_path):
+@pytest.mark.parametrize("document", VERBS)
+def test_a_walk_through_commands_prints_what_it_shows(document, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "evenload"
@@ -68,13 +75,13 @@ def test_the_walk_through_one_script_prints_what_it_shows(tmp_path):
     command.chmod(0o755)
     paths = os.pathsep.join((str(ROOT / "src"), str(tmp_path)))
     env = os.environ | {"PYTHONPATH": paths, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}"}
-    shown = sessions("docs/why-is-my-memory.md")
-    assert {line.split()[1] for line, _ in shown} == {"report", "estimate", "track", "dryrun", "diff"}
+    shown = sessions(document)
+    assert {line.split()[1] for line, _ in shown} == VERBS[document]
     for line, text in shown:
         ran = subprocess.run(
             ["sh", "-c", line], cwd=tmp_path, env=env, check=False, text=True, stdout=-1, stderr=subprocess.STDOUT
         )
-        assert ran.returncode in (0, 1), ran.stdout
+        assert ran.returncode == 2 if text.startswith("error: ") else ran.returncode in (0, 1), ran.stdout
         assert "Traceback (most recent call last)" not in ran.stdout
         assert as_shown(ran.stdout, text), f"$ {line}\n{ran.stdout}\n--- is not\n{text}"
 

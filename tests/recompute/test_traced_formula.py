@@ -1,0 +1,87 @@
+"""Operator by operator, a traced block keeps what the formula of the same block says."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenload.plan.operators import Graph
+from evenload.profile.blocks import block_graph
+from evenload.recompute.trace_model import trace_model
+from evenload.record.dryrun import preparing
+from evenload.record.hugging_face import model_builder, token_batches
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "profile"))
+import cases
+import models
+
+torch.set_num_threads(1)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SMALL = 16
+"""Bytes of a seed of random numbers, which formulas leave out."""
+
+
+def comparable(case):
+    """Whether a formula for CUDA is meant to say the same.
+
+    Formulas count fused attention as in 16-bit types, and heads without the padding to a multiple of 8; grouped
+    products of experts run in bf16 only.
+    """
+    config = case.full_config()
+    if "kv_lora_rank" in config:
+        widths = [config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["v_head_dim"]]
+    else:
+        widths = [config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]]
+    experts = any(name in config for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    fused = case.attention == "sdpa"
+    return not (case.dtype == "fp32" and (fused or experts)) and not (fused and any(width % 8 for width in widths))
+
+
+def of_family(family):
+    """The cases of the golden traces, and two more of widths that CUDA's kernels take."""
+    found = cases.FAMILIES[family]()
+    if family == "deepseek_v3":
+        found.append(replace(found[0], name="narrow_aligned", config={**found[0].config, "v_head_dim": 16}))
+    if family == "qwen3":
+        found.append(replace(found[0], name="aligned", config={**found[0].config, "head_dim": 24}))
+    return found
+
+
+CASES = [
+    pytest.param(case, id=f"{family}-{case.name}")
+    for family in ("llama", "qwen3", "mixtral", "deepseek_v3")
+    for case in of_family(family)
+    if comparable(case)
+]
+
+
+def kept(graph: Graph) -> list[tuple[str, list[int]]]:
+    """(operator, bytes of its results that are kept), in order.
+
+    An operator in place keeps a copy of what it writes over, made just before; formulas count the original.
+    """
+    names = set(graph.kept())
+    rows: dict[str, list[int]] = {}
+    for operator in graph.operators:
+        label = operator.label
+        if operator.aten == "clone" and operator.name.endswith("_"):
+            maker = graph.operators[graph.producers[operator.inputs[0]]]
+            label = maker.label
+        for name in operator.outputs:
+            if name in names and graph.nbytes(name) > SMALL:
+                rows.setdefault(label, []).append(graph.nbytes(name))
+    return sorted((label, sorted(sizes)) for label, sizes in rows.items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_traced_block_keeps_what_the_formula_says_operator_by_operator(case):
+    build = model_builder(case.full_config(), dtype=DTYPES[case.dtype], attention=case.attention)
+    inputs = lambda m: token_batches(m, micro_batch=case.batch, seq=case.seq, device="cpu")()  # noqa: E731
+    traced = trace_model(preparing(build, device="cuda", inputs=inputs))
+    model, setup = models.model_of(case.as_json()), models.setup_of(case.as_json())
+    for kind, layer in dict(zip(traced.kinds, model.blocks, strict=True)).items():
+        formula = block_graph(model, layer, setup)
+        assert kept(traced.graphs[kind]) == kept(formula)
+        assert (traced.graphs[kind].input in traced.graphs[kind].kept()) == (formula.input in formula.kept())
