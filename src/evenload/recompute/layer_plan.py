@@ -88,7 +88,7 @@ class LayerPlan:
     given: tuple[tuple[int, int], ...]
     """(leaf, position of the tensor argument) of arguments that nothing keeps otherwise."""
     keeps_output: bool
-    """What the layer returns is counted among what it keeps."""
+    """What the layer returns is counted among what it keeps. Where its code depends on data, the graph ends before."""
 
     @property
     def drops(self) -> bool:
@@ -194,7 +194,7 @@ class _Builder:
             given=tuple(
                 (leaf, at[0]) for leaf, at in _sources(leaves, "argument") if leaves[leaf].label in self._decision.extra
             ),
-            keeps_output=self._view.graph.output in self._decision.kept,
+            keeps_output=self._view.graph.output in {*self._decision.kept} - {self._view.graph.input},
             decision=self._decision,
         )
 
