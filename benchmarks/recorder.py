@@ -1,9 +1,9 @@
 """What recording costs: `python benchmarks/recorder.py [--json] [--rounds N]`.
 
 Training steps of a Llama-style model of 8 layers, width 256, on 2 x 256 tokens on the CPU: plain, recorded, recorded
-with Python lines, and under PyTorch's own `MemTracker`. Every round times all of them, one after the other, so that a
-busy machine is busy for all; a ratio is the median over the rounds of recorded / plain in the same round. The second
-table is what a million events cost in a process of their own.
+with Python lines, and under PyTorch's own `MemTracker`. Times are of the processor, on one thread, so that others on
+the machine do not count. Every round times all of them, one after the other; a ratio is the median over the rounds of
+recorded / plain in the same round. The second table is what a million events cost in a process of their own.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def mem_tracker(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ite
 
 
 def seconds(step: Callable[[], None], around: AbstractContextManager[Any]) -> float:
-    """Time of one step inside `around`, after one step to warm up; entering and leaving do not count."""
+    """Processor time of one step inside `around`, after one to warm up; entering and leaving do not count."""
     with around as tool:
         step()
-        begin = time.perf_counter()
+        begin = time.process_time()
         for _ in range(STEPS):
             if hasattr(tool, "reset_mod_stats"):
                 tool.reset_mod_stats()
             step()
-        return (time.perf_counter() - begin) / STEPS
+        return (time.process_time() - begin) / STEPS
 
 
 def overhead(rounds: int) -> dict[str, dict[str, float]]:

@@ -28,6 +28,20 @@ for _ in range(2):
 """
 
 
+KEEPS = """
+import torch
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = x.clone()
+        return x * 2
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+Keeps.apply(torch.ones(1000, requires_grad=True)).sum().backward()
+"""
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """A writer of scripts in an empty working directory; the interpreter is put right afterwards."""
@@ -183,6 +197,18 @@ def test_an_allocation_that_cannot_be_satisfied_leaves_a_readable_ledger(script,
     (failed,) = [mark for mark in ledger.marks if mark.kind is MarkKind.FAILED]
     assert failed.value == 2**60
     assert ledger.complete
+
+
+def test_custom_functions_are_audited_where_that_is_asked_for(script, capsys):
+    script(KEEPS)
+    assert main(["track", "--audit", "train.py"]) == 0
+    assert "3.91 KiB a call are kept and never read: do not save ctx.kept" in capsys.readouterr().out
+    assert main(["track", "--audit", "--force", "--json", "train.py"]) == 0
+    [function] = json.loads(capsys.readouterr().out)["functions"]
+    assert (function["name"], function["calls"]) == ("Keeps", 1)
+    assert [(kept["name"], kept["how"], kept["read"]) for kept in function["kept"]] == [
+        ("ctx.kept", "attribute", False)
+    ]
 
 
 def test_forked_workers_leave_no_trace_and_shared_batches_are_the_hosts(script):

@@ -1,5 +1,6 @@
 """The report on a ledger: JSON and screen show the same, and nothing that is not known."""
 
+import dataclasses
 import json
 
 import msgspec
@@ -9,7 +10,7 @@ from tests.ledger.snapshots import snapshot, training
 from tests.ledger.test_growth import healthy
 from tests.ledger.test_held import program
 
-from evenload.ledger.ledger import ALIVE, Ledger, Mark, Metadata
+from evenload.ledger.ledger import ALIVE, HostLine, Ledger, Mark, Metadata
 from evenload.ledger.snapshot import snapshot_ledger
 from evenload.ledger.words import Hold, MarkKind, Role
 from evenload.report.ledger import as_json, as_text, report
@@ -57,6 +58,16 @@ def test_an_allocation_that_failed_says_what_was_held_and_what_the_collector_wou
     assert "  ended by OutOfMemoryError\n" in text
     held = "147 B were held, of which gc.collect() would have freed 140 B"
     assert f"no room for 1.00 GiB in aten.empty (between phases): {held}" in text
+
+
+def test_the_host_stands_beside_the_device():
+    line = HostLine(step=0, index=5, time=0, resident=3 * 2**30, pinned=2**20)
+    lines = (line, dataclasses.replace(line, step=1, resident=2 * 2**30, pinned=0))
+    text = as_text(report(dataclasses.replace(step(), host=lines)), "heading")
+    assert (
+        "  host          3.00 GiB  resident set of the process, at the end of a step; 1.00 MiB of it pinned\n" in text
+    )
+    assert "host  " not in as_text(report(dataclasses.replace(step(), host=())), "heading")
 
 
 def test_another_point_can_be_explained():

@@ -228,6 +228,13 @@ def _peaks_text(said: LedgerReport) -> str:
     ]
     if said.peaks.reserved is not None:
         lines.append(f"reserved  {human_bytes(said.peaks.reserved):>12}  by the allocator of the device")
+    resident = max((line.resident for line in said.ledger.host), default=-1)
+    if resident >= 0:
+        pinned = max(line.pinned for line in said.ledger.host)
+        lines.append(
+            f"host      {human_bytes(resident):>12}  resident set of the process, at the end of a step"
+            + (f"; {human_bytes(pinned)} of it pinned" if pinned > 0 else "")
+        )
     if said.knows_uses and said.peaks.held > 1.05 * said.peaks.needed:
         longer = human_bytes(said.peaks.held - said.peaks.needed)
         lines.append(f"{longer} of the peak are held longer than they are needed")
