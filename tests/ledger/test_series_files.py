@@ -3,7 +3,7 @@
 import pytest
 
 from evenload.errors import EvenloadError
-from evenload.ledger.series import Series
+from evenload.ledger.series import Series, Trend, judge
 from evenload.ledger.series_files import looks_like_series, series_in
 from evenload.units import GIB, MIB
 
@@ -47,3 +47,13 @@ def test_other_json_is_not_taken_for_samples():
 def test_samples_that_make_no_sense_are_wrong_input(text, says):
     with pytest.raises(EvenloadError, match=says):
         read(text)
+
+
+def test_a_last_sample_without_a_step_stands_at_the_end():
+    read = series_in('{"peak_GB": {"0": 33, "500": 34}, "end": 80, "facts": "uneven routing"}', place="a.json")
+    assert read.peak == (33e9, 34e9, 80e9)
+    assert read.at == ()
+    read = series_in('{"baseline_GB": [30, 30, 30], "peak_GB": {"0": 33, "500": 34}, "end": 80}', place="a.json")
+    assert judge(read).trend is Trend.IMBALANCE
+    with pytest.raises(EvenloadError, match="no amount of memory"):
+        series_in('{"peak_GB": [1, 2], "end": "late"}', place="a.json")

@@ -2,6 +2,7 @@
 
 {"MiB": [49258, 61558, 76124], "event": "after each checkpoint save", "device_MiB": 81559}
 {"baseline_GB": [30, 30], "peak_GB": {"0": 33, "500": 52}}
+{"peak_GB": {"0": 33, "500": 34}, "end": 80}
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _KEY: Final = re.compile(
     r"(?:(?P<what>baseline|between_steps|peak|device|capacity|memory)_?)?(?P<unit>(?:[KMGT]i?)?B|bytes)?", re.IGNORECASE
 )
 _WORDS: Final = {"": "baseline", "between_steps": "baseline", "device": "capacity", "memory": "capacity"}
-_OTHERS: Final = frozenset({"event", "unit", "steps", "facts"})
+_END: Final = "end"
+"""The last sample, at a step that nobody noted, in the unit of the others."""
+_OTHERS: Final = frozenset({"event", "unit", "steps", "facts", _END})
 
 
 def looks_like_series(text: str) -> bool:
@@ -53,6 +56,10 @@ def series_in(text: str, *, place: str) -> Series:
     baseline, at = _samples(found.get("baseline"), place)
     peak, peak_at = _samples(found.get("peak"), place)
     capacity, _ = _samples(found.get("capacity"), place)
+    if _END in given and (samples := found.get("peak") or found.get("baseline")) is not None:
+        last, _ = _samples((given[_END], samples[1], f"$.{_END}"), place)
+        baseline, peak = (baseline, (*peak, *last)) if peak else ((*baseline, *last), peak)
+        at = peak_at = ()
     steps = as_list(given.get("steps", []))
     if steps is None or any(type(step) is not int for step in steps):
         raise EvenloadError("steps are a list of numbers", where=place)
