@@ -28,9 +28,8 @@ def run_all(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", ["README.md", EXAMPLES])
-def test_every_command_of_a_document_says_yes(document, tmp_path, monkeypatch, capsys):
-    codes = run_all(document, tmp_path, monkeypatch)
+def test_every_command_of_the_examples_says_yes(tmp_path, monkeypatch, capsys):
+    codes = run_all(EXAMPLES, tmp_path, monkeypatch)
     assert codes
     assert [command for command, code in codes if code != 0] == []
     assert "Traceback" not in capsys.readouterr().err
@@ -49,7 +48,11 @@ def sessions(document: str) -> list[tuple[str, str]]:
 
 
 def as_shown(printed: str, shown: str) -> bool:
-    """Whether an output is what a document shows; there, `...` is any number of lines, or a part of one."""
+    """Whether an output is what a document shows; there, `...` is any number of lines, or a part of one.
+
+    Seconds that something took are never the same, and not compared.
+    """
+    printed, shown = (re.sub(r"\b[\d.]+ s\b", "T s", text) for text in (printed, shown))
     if not shown:
         return True
     parts = [
@@ -60,6 +63,7 @@ def as_shown(printed: str, shown: str) -> bool:
 
 
 VERBS = {
+    "README.md": {"estimate", "dryrun", "track", "report"},
     "docs/why-is-my-memory.md": {"report", "estimate", "track", "dryrun", "diff"},
     "docs/dryrun.md": {"dryrun", "estimate", "plan", "names"},
 }
