@@ -141,7 +141,6 @@ def test_a_plan_file_is_run_as_it_says(capsys, config, tmp_path):
 @pytest.mark.parametrize(
     ("said", "name"),
     [
-        ("setup: {seq: 64, pp: 3}\nlayout: [[1, 1, 1]]", "pp"),
         ("setup: {seq: 64, interleave: 3, schedule: interleaved_1f1b}\nlayout: [[1], [1], [1]]", "interleave"),
         ("setup: {seq: 64, zero: 1}\nlayout: [[3]]", "zero"),
     ],

@@ -83,3 +83,18 @@ def test_what_no_rank_can_run_is_refused(capsys, config, words, told):
     assert out == ""
     assert told in err
     assert "Traceback" not in err
+
+
+def test_without_a_rank_every_stage_has_a_line(capsys, config):
+    words = (config, "--seq", "64", "--pp", "2", "--tp", "2", "--sequence-parallel", "--micro-batches", "2")
+    said = answer(capsys, *words, "--memory", "1GiB")
+    assert [one["rank"] for one in said["ranks"]] == [0, 2]
+    assert said["peak"] == max(one["peak"] for one in said["ranks"])
+    assert said["fits"] is True
+    assert all(one["collectives"] for one in said["ranks"])
+    assert main(["dryrun", *words, "--memory", "1MiB"]) == 1
+    screen = capsys.readouterr().out
+    assert "stage  rank" in screen
+    assert "does not fit in" in screen
+    assert main(["dryrun", *words, "--out", "stages.ledger"]) == 2
+    assert "say which by --rank" in capsys.readouterr().err

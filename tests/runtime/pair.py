@@ -27,6 +27,7 @@ from evenload.record.training import Training, make_optimizer
 from evenload.runtime.dryrun import divided, step
 from evenload.runtime.parallel import apply_tensor_parallel
 from evenload.runtime.parts import find_parts
+from evenload.runtime.pipeline import parallelize
 from evenload.runtime.sharding import DTYPES, apply_data_parallel
 from evenload.runtime.world import make_mesh
 from evenload.setup import Setup
@@ -171,6 +172,44 @@ def recorded() -> Any:
             with record(model=model, optimizer=optimizer) as recording:
                 for _ in range(2):
                     step(training, setup.tp, model, optimizer)
+                    recording.step()
+            found[name, recompute] = encode(recording.ledger)
+    return found
+
+
+PIPELINES = {
+    "gpipe": Setup(pp=2, schedule="gpipe", micro_batches=4, micro_batch=2, seq=16, dtype="fp32"),
+    "1f1b": Setup(pp=2, schedule="1f1b", micro_batches=4, micro_batch=2, seq=16, dtype="fp32"),
+    "interleaved": Setup(
+        pp=2, interleave=2, schedule="interleaved_1f1b", micro_batches=4, micro_batch=2, seq=16, dtype="fp32"
+    ),
+}
+"""Pipelines that two ranks run for real, and that are dry-run beside."""
+DEEP = {**CONFIG, "num_hidden_layers": 5}
+
+
+def pipeline_of(name: str, recompute: str) -> Plan:
+    setup = PIPELINES[name]
+    policy = Policy.everywhere(Recompute(recompute), 5)
+    return Plan(setup=setup, layout=Layout.even(5, pp=2, interleave=setup.interleave), policy=policy)
+
+
+@scenario
+def recorded_pipelines() -> Any:
+    """What the recorder sees of pipelines."""
+    found = {}
+    for name, setup in PIPELINES.items():
+        for recompute in ("none", "full"):
+            plan = pipeline_of(name, recompute)
+            pipeline, _ = parallelize(model_builder(DEEP, dtype=torch.float32), plan)
+            chunks = nn.ModuleList(pipeline.chunks)
+            optimizer = make_optimizer(setup.optimizer, chunks)
+            with record(model=chunks, optimizer=optimizer) as recording:
+                for _ in range(2):
+                    ids = torch.zeros((8, 16), dtype=torch.int64)
+                    pipeline.step(ids, ids)
+                    optimizer.step()
+                    chunks.zero_grad()
                     recording.step()
             found[name, recompute] = encode(recording.ledger)
     return found

@@ -122,6 +122,14 @@ def test_a_step_with_recomputation_gathers_again():
     assert phases["full"]["recompute"] >= 8 * 3  # the last scatter of a layer makes nothing that backward needs
 
 
+def test_single_operators_are_recomputed_by_the_engine():
+    held = {
+        recompute: peaks(prepare_rank(CONFIG, plan(recompute, seq=64, dp=2, zero=3))().ledger).held
+        for recompute in ("none", "select", "full")
+    }
+    assert held["full"] < held["select"] < held["none"]
+
+
 def test_what_collectives_write_is_a_communication_buffer():
     ledger = prepare_rank(CONFIG, plan(dp=4, zero=3))().ledger
     rows = ledger.allocations
@@ -138,6 +146,10 @@ def test_what_collectives_write_is_a_communication_buffer():
         ({"tp": 2}, {"rank": True}, {}, "there is no rank True of 2"),
         ({"dp": 2, "zero": 1}, {}, {}, "zero is 1"),
         ({"cp": 2}, {}, {}, "cp is 2"),
+        ({"pp": 2}, {}, {}, "1f1b cannot run so: it needs as many micro-batches as stages, 2, and has 1"),
+        ({"pp": 2, "dp": 2, "micro_batches": 2}, {}, {}, "zero is 0"),
+        ({"pp": 2, "schedule": "mindspore_interleaved"}, {}, {}, "has no schedule"),
+        ({"pp": 2, "micro_batches": 2}, {"rank": 2}, {}, "there is no rank 2 of 2"),
         ({"dp": 2, "ep": 2, "zero": 3}, {}, {}, "ep is 2"),
         ({"tp": 2, "backend": "megatron"}, {}, {}, "backend is megatron"),
         ({"tp": 2}, {}, {"model_type": "qwen3_moe"}, "layer 0.mlp, a mixture of experts"),

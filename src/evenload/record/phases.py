@@ -69,6 +69,17 @@ class Phases:
         self._at(self._modules[-1] if self._modules else -1)
 
     @property
+    def depth(self) -> int:
+        """How many modules are running, each inside the one before."""
+        return len(self._modules)
+
+    def unwind(self, depth: int) -> None:
+        """No more than so many modules are running: an exception has ended the others."""
+        if len(self._modules) > depth:
+            del self._modules[depth:]
+            self._at(self._modules[-1] if self._modules else -1)
+
+    @property
     def outermost(self) -> bool:
         """Whether no module is running."""
         return not self._modules

@@ -99,6 +99,13 @@ def check_runnable(plan: Plan) -> None:
         ("zero", setup.zero > 0, _ONE_DEVICE, "leave zero at 0"),
     )
     check_trainable(plan)
+    partial = [layer for layer in range(plan.layout.num_layers) if _selective(plan, layer)]
+    if partial:
+        raise EvenloadError(
+            f"layer {partial[0]} recomputes single operators, and a dry run recomputes whole layers",
+            where="$.policy",
+            fix="use --recompute full or none, or ask evenload estimate",
+        )
 
 
 def check_trainable(plan: Plan) -> None:
@@ -116,13 +123,6 @@ def check_trainable(plan: Plan) -> None:
         ("dtype", setup.dtype not in DTYPES, "no PyTorch module computes in it by itself", "use bf16, fp16 or fp32"),
         *_type_rules(setup),
     )
-    partial = [layer for layer in range(plan.layout.num_layers) if _selective(plan, layer)]
-    if partial:
-        raise EvenloadError(
-            f"layer {partial[0]} recomputes single operators, and a dry run recomputes whole layers",
-            where="$.policy",
-            fix="use --recompute full or none, or ask evenload estimate",
-        )
 
 
 def _check(setup: Setup, *rules: tuple[str, bool, str, str]) -> None:

@@ -32,3 +32,15 @@ group_named: Final[Callable[[str], Any]] = _find("torch.distributed.distributed_
 """The process group of a name, which is what functional collectives are given."""
 GradBucket: Final[Any] = _find("torch.distributed", "GradBucket")
 """What DistributedDataParallel hands to communication hooks."""
+PipelineSchedule: Final[Any] = _find("torch.distributed.pipelining.schedules", "_PipelineSchedule")
+"""What every schedule derives from."""
+schedules: Final[Any] = import_module("torch.distributed.pipelining.schedules")
+"""Where schedules look for the function that exchanges tensors."""
+InferenceMode: Final[Any] = _find("torch.distributed.pipelining.stage", "InferenceMode")
+"""Whether stages are told the shapes of what they exchange."""
+
+
+def forget_meshes() -> None:
+    """Let DTensor forget earlier meshes: their groups are gone, and all meshes of one shape are equal to it."""
+    _find("torch.distributed.tensor.debug", "_clear_sharding_prop_cache")()
+    _find("torch.distributed.tensor._redistribute", "_gen_transform_infos").cache_clear()

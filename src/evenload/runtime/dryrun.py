@@ -13,9 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger
 from evenload.plan.plan import Plan
+from evenload.plan.policy import Recompute
+from evenload.recompute import apply
+from evenload.record.failures import explained
 from evenload.record.hugging_face import model_builder, token_batches
 from evenload.record.planned import DTYPES, check_trainable
 from evenload.record.rehearsal import Rehearsal
@@ -24,6 +26,7 @@ from evenload.record.targets import Target, find_target
 from evenload.record.training import OptimizerName, Training, make_optimizer
 from evenload.runtime._torch_private import without_fake_tensors
 from evenload.runtime.collectives import Collective, of_all_layers
+from evenload.runtime.dry_pipeline import make_pipeline, schedule_of
 from evenload.runtime.listener import Listener
 from evenload.runtime.parallel import apply_tensor_parallel
 from evenload.runtime.parts import check_complete, find_parts
@@ -72,12 +75,8 @@ def prepare_rank(
     setup = plan.setup
     check_trainable(plan)
     check_sharding(setup)
-    if setup.pp > 1:
-        raise EvenloadError(
-            f"pp is {setup.pp}, and a dry run does not run one device of a pipeline yet",
-            where="$.pp",
-            fix="leave pp at 1, or ask evenload estimate",
-        )
+    if setup.chunks > 1:
+        schedule_of(plan)
     place_of(rank, setup)
     target = find_target(device)
     build = model_builder(
@@ -89,7 +88,10 @@ def prepare_rank(
         run = _Run(plan=plan, build=build, target=target, rank=rank, autocast=autocast, optimizer=chosen)
         with simulated(rank, setup.devices), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # of views that are changed in place
-            ledger = record_steps(run.rehearsal, run.prepare, steps=steps, full=full)
+            if setup.chunks > 1:
+                ledger = run.pipeline(steps)
+            else:
+                ledger = record_steps(run.rehearsal, run.prepare, steps=steps, full=full)
         return RankRun(ledger=ledger, collectives=run.collectives)
 
     return go
@@ -133,7 +135,11 @@ class _Run:
         self._listener, self._reduced = Listener(place.core), None
         with without_fake_tensors(), torch.device("meta"):
             mesh = make_mesh(setup)
-            model = divided(self._build(), plan, mesh)
+            model = self._build()
+            selective = _selective(plan)
+            if selective:
+                apply(model, plan.policy)
+            model = divided(model, plan, mesh)
         model.to_empty(device="cpu")
         batch = token_batches(model, micro_batch=setup.micro_batch, seq=setup.seq, device="cpu")
         if setup.dp > 1 and setup.zero == 0:  # has buckets of its own, so it must meet what stands for memory
@@ -149,12 +155,35 @@ class _Run:
             model=model,
             training=Training(batch=batch, own=partial(step, training, setup.tp)),
             optimizer=partial(make_optimizer, self._optimizer),
-            recompute=plan.policy.full,
+            recompute=frozenset() if selective else plan.policy.full,
+            whole=selective,  # layers may do what they do for reasons that nobody sees in them
             reduced=self._few,
         )
 
+    def pipeline(self, steps: int) -> Ledger:
+        """Run the rank's chunks under their schedule."""
+        setup = self._plan.setup
+        with self.rehearsal() as place, explained(place):
+            self._listener = Listener(place.core)
+            with without_fake_tensors():
+                made = make_pipeline(self._build, self._plan, make_mesh(setup), place_of(self._rank, setup).pp)
+            made.materialize()
+            made.name_modules(place.core)
+            optimizer = make_optimizer(self._optimizer, made.chunks)
+            context = nullcontext() if self._autocast is None else torch.autocast(self._target.kind, self._autocast)
+            with place.recorded(made.chunks, optimizer) as count, context:
+                count.told = True
+                made.run(place.core, optimizer, steps=steps, ended=count.end, waits_release=self._target.accelerator)
+        return place.ledger
+
     def _few(self, path: str, reduced: Reduction) -> None:
         self._reduced = path, reduced
+
+
+def _selective(plan: Plan) -> bool:
+    """Whether something else than whole layers is recomputed, which is the engine's business."""
+    choices = {plan.for_layer(layer).choice for layer in range(plan.layout.num_layers)}
+    return not choices <= {Recompute.NONE, Recompute.FULL} or not plan.policy.mp_comm or plan.policy.slice_activation
 
 
 def divided(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evenload.errors import EvenloadError
-from evenload.runtime._torch_private import FakeStore
+from evenload.runtime._torch_private import FakeStore, forget_meshes
 from evenload.setup import Setup
 
 DIMENSIONS = ("pp", "dp", "tp")
@@ -72,3 +72,4 @@ def simulated(rank: int, world: int) -> Generator[None]:
         yield
     finally:
         distributed.destroy_process_group()
+        forget_meshes()
