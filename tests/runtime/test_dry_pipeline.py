@@ -60,7 +60,8 @@ def test_modules_have_the_names_of_the_whole_model_and_micro_batches_their_numbe
         assert set(rows.micro_batch[own].tolist()) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("rank", [0, 27, 63])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [27, 63])
 def test_a_rank_of_everything_at_once(rank):
     degrees = {"pp": 4, "interleave": 2, "tp": 2, "sequence_parallel": True, "dp": 8, "zero": 3}
     run = prepare_rank(CONFIG, plan("full", **degrees, schedule="interleaved_1f1b", micro_batches=8), rank=rank)()
@@ -77,6 +78,7 @@ def test_a_rank_of_everything_at_once(rank):
     assert (run.ledger.metadata.rank, run.ledger.metadata.world) == (rank, 64)
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_held_longer_where_the_schedule_waits_at_the_end():
     """PyTorch's schedules of several chunks wait for what they send when the step ends, so memory grows with it."""
     held = []
