@@ -63,7 +63,8 @@ class Flags:
         str | None, typer.Option("--recompute", help="On every layer: none, full, select, comm or both.")
     ] = None
     offset: Annotated[
-        str | None, typer.Option("--offset", help="Layers above the even share: a number, [stage] or [chunk][stage].")
+        str | None,
+        typer.Option("--offset", help="Layers above the even share: a number, \\[stage] or \\[chunk]\\[stage]."),
     ] = None
     memory: Annotated[str | None, typer.Option("--memory", help="Limit of one device, such as 64GiB or 80GB.")] = None
     config: Annotated[str | None, typer.Option("--config", help="Settings file that the flags are laid over.")] = None

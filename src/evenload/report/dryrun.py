@@ -12,7 +12,7 @@ from evenload.ledger.words import PHASES, Category, MarkKind
 from evenload.record.targets import Choice, Target
 from evenload.report.table import columns
 from evenload.runtime.collectives import Collective, alike
-from evenload.units import gib, human_bytes
+from evenload.units import human_bytes
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 LARGEST: Final = 12
@@ -104,7 +104,8 @@ def _head(run: DryRun) -> str:
     rank = f", rank {ledger.metadata.rank} of {ledger.metadata.world}" if ledger.metadata.world > 1 else ""
     return (
         f"{run.title}\n"
-        f"{'dry run for' if dry else 'run on'} {ledger.device}{rank}: peak {gib(run.peaks.held)} in {phase(run)}\n"
+        f"{'dry run for' if dry else 'run on'} {ledger.device}{rank}: "
+        f"peak {human_bytes(run.peaks.held)} in {phase(run)}\n"
         f"{len(ledger.allocations)} allocations, {run.seconds:.1f} s{', without the device' if dry else ''}"
         + "".join(f"; {mark.text}" for mark in ledger.marks if mark.kind is MarkKind.NOTE)
     )
@@ -185,4 +186,4 @@ def _verdict(run: DryRun) -> str:
     if run.limit is None:
         return ""
     word = "fits in" if run.fits else "does not fit in"
-    return f"{word} {gib(run.limit)}: the peak is {gib(run.peaks.held)}"
+    return f"{word} {human_bytes(run.limit)}: the peak is {human_bytes(run.peaks.held)}"

@@ -9,7 +9,7 @@ from evenload.ledger.words import Category
 from evenload.report.dryrun import DryRun, at_peak, phase
 from evenload.report.dryrun import as_json as of_rank
 from evenload.report.table import columns
-from evenload.units import gib
+from evenload.units import human_bytes
 
 _COLUMNS: Final = (
     ("parameters", Category.PARAMETER),
@@ -48,7 +48,7 @@ def as_text(runs: Sequence[DryRun]) -> str:
         peak = f"{run.peaks.held / 2**30:.2f}"
         rows.append([str(stage), str(run.ledger.metadata.rank), peak, phase(run), *sizes])
     fullest = max(range(len(runs)), key=lambda stage: runs[stage].peaks.held)
-    peak = gib(runs[fullest].peaks.held)
+    peak = human_bytes(runs[fullest].peaks.held)
     seconds = sum(run.seconds for run in runs)
     world = first.ledger.metadata.world
     said = f"the first rank of each stage of {world} ranks: {seconds:.1f} s, without the devices"
@@ -61,5 +61,5 @@ def as_text(runs: Sequence[DryRun]) -> str:
         parts.append(f"stage {fullest} needs most: {peak}")
     else:
         word = "fits in" if all(run.fits for run in runs) else "does not fit in"
-        parts.append(f"{word} {gib(first.limit)}: stage {fullest} needs most, {peak}")
+        parts.append(f"{word} {human_bytes(first.limit)}: stage {fullest} needs most, {peak}")
     return "\n\n".join(parts)
