@@ -266,3 +266,84 @@ def test_an_estimate_needs_neither_torch_nor_the_solver():
         "sys.exit(rc or any(name in sys.modules for name in ('torch', 'transformers', 'plotly', 'highspy')))"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment())
+
+
+def test_autocast_keeps_copies_of_weights_and_narrow_products(capsys):
+    flags = ("llama-3-8b", "--dtype", "fp32", "--seq", "8192", "--micro-batches", "2")
+    wide, low = (answer(capsys, *flags, *more)["stages"][0] for more in ((), ("--autocast", "bf16")))
+    assert wide["static"] == low["static"]
+    assert low["kept"] < wide["kept"]
+    (half,) = answer(capsys, "llama-3-8b", "--seq", "8192", "--autocast", "bf16")["stages"]
+    assert half["kept"] == answer(capsys, "llama-3-8b", "--seq", "8192")["stages"][0]["kept"]
+    assert "no type of autocast" in refusal(capsys, "llama-3-8b", "--autocast", "int8")
+    assert "dense layers" in refusal(capsys, "gemma-2-9b", "--dtype", "fp32", "--autocast", "bf16")
+
+
+PROGRAM = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+def build():
+    return Net(), torch.empty(16, 64)
+
+def alone():
+    return Net()
+
+def step(model):
+    model(torch.rand(16, 64)).sum().backward()
+
+def flat():
+    return nn.Linear(64, 64), torch.empty(16, 64)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    (tmp_path / "traced_program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "traced_program", raising=False)
+    return "traced_program"
+
+
+def test_a_function_is_estimated_planned_and_named(capsys, program):
+    said = answer(capsys, f"{program}:build", "--pp", "2", "--micro-batches", "4", "--memory", "1GiB")
+    assert [stage["layers"] for stage in said["stages"]] == [4, 4]
+    assert said["fits"] is True
+    plan = ["plan", f"{program}:build", "--pp", "2", "--micro-batches", "4", "--memory", "1GiB", "--out", "p.yaml"]
+    assert main([*plan, "--no-explain"]) == 0
+    capsys.readouterr()
+    assert answer(capsys, "p.yaml")["model"] == f"{program}:build"
+    assert main(["names", f"{program}:build"]) == 0
+    assert "1.gelu" in capsys.readouterr().out
+    shapes = answer(capsys, f"{program}:alone", "--input", "16x64")
+    stepped = answer(capsys, f"{program}:alone", "--step", f"{program}:step")
+    assert shapes["stages"][0]["parameters"] == stepped["stages"][0]["parameters"] == 9 * (64 * 64 + 64) * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["{program}:alone"], "nothing says what the model is called with"),
+        (["{program}:flat"], "no repeated layers"),
+        (["{program}:build", "--layers", "layer"], "did you mean 'layers'"),
+        (["{program}:build", "--tp", "2"], "decides that itself"),
+        (["{program}:build", "--pp", "9"], "at most 8"),
+        (["{program}:nothing"], "has no 'nothing'"),
+        (["llama-3-8b", "--step", "a:b"], "--step is for functions"),
+    ],
+)
+def test_what_cannot_be_traced_is_said_in_one_sentence(capsys, program, words, says):
+    assert says in refusal(capsys, *(word.format(program=program) for word in words))

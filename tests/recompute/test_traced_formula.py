@@ -10,6 +10,7 @@ import torch
 from evenload.plan.operators import Graph
 from evenload.profile.blocks import block_graph
 from evenload.recompute.trace_model import trace_model
+from evenload.recompute.traced import LAST
 from evenload.record.dryrun import preparing
 from evenload.record.hugging_face import model_builder, token_batches
 
@@ -85,3 +86,29 @@ def test_a_traced_block_keeps_what_the_formula_says_operator_by_operator(case):
         formula = block_graph(model, layer, setup)
         assert kept(traced.graphs[kind]) == kept(formula)
         assert (traced.graphs[kind].input in traced.graphs[kind].kept()) == (formula.input in formula.kept())
+
+
+@pytest.mark.parametrize("name", ["grouped-bf16-sdpa", "single-bf16-sdpa", "biased", "aligned"])
+def test_under_autocast_too(name):
+    case = next(one for family in ("llama", "qwen3") for one in of_family(family) if one.name == name)
+    build = model_builder(case.full_config(), dtype=torch.float32)
+    inputs = lambda m: token_batches(m, micro_batch=case.batch, seq=case.seq, device="cpu")()  # noqa: E731
+    traced = trace_model(preparing(build, device="cuda", inputs=inputs, autocast=torch.bfloat16))
+    model = models.model_of(case.as_json())
+    setup = models.setup_of({**case.as_json(), "dtype": "fp32", "attention": "sdpa"})
+    for kind, layer in ((traced.kinds[0], model.blocks[0]), (LAST, model.head)):
+        formula = block_graph(model, layer, setup, autocast="bf16")
+        mine = [(label.removeprefix("model."), sizes) for label, sizes in kept(traced.graphs[kind])]
+        assert mine == kept(formula)
+        assert traced.memory[kind][0].net == pytest.approx(formula.kept_bytes, abs=32)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3"])
+def test_autocast_changes_nothing_where_parameters_have_its_type(family):
+    case = next(one for one in of_family(family) if one.dtype == "bf16" and one.attention == "sdpa")
+    build = model_builder(case.full_config(), dtype=torch.bfloat16)
+    inputs = lambda m: token_batches(m, micro_batch=case.batch, seq=case.seq, device="cpu")()  # noqa: E731
+    traced = trace_model(preparing(build, device="cuda", inputs=inputs, autocast=torch.bfloat16))
+    model, setup = models.model_of(case.as_json()), models.setup_of(case.as_json())
+    for kind, layer in dict(zip(traced.kinds, model.blocks, strict=True)).items():
+        assert kept(traced.graphs[kind]) == kept(block_graph(model, layer, setup, autocast="bf16"))

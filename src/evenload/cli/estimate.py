@@ -10,7 +10,7 @@ import typer
 from evenload.cli._shared import JsonFlag, VerboseFlag, say, say_json, warn
 from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import Inputs, read_inputs
-from evenload.cli.traced import function_named, read_traced, refuse_tracing
+from evenload.cli.traced import autocast_type, function_named, read_traced, refuse_tracing
 from evenload.errors import ANSWER_NO, Notice
 from evenload.plan.plan import Plan
 from evenload.profile.formula import formula_profile
@@ -72,7 +72,7 @@ def _of_model(name: str, flags: Flags, tracing: Tracing) -> _Asked:
     return _Asked(
         name=inputs.model.name,
         heading=_heading(inputs),
-        profile=formula_profile(inputs.model, inputs.plan.setup, inputs.plan.policy),
+        profile=formula_profile(inputs.model, inputs.plan.setup, inputs.plan.policy, autocast=autocast_type(tracing)),
         plan=inputs.plan,
         limit=inputs.limit,
         notices=inputs.notices,

@@ -108,7 +108,7 @@ class Tracing:
         typer.Option("--layers", help="Of a function: path of the list of repeated layers, by default the largest."),
     ] = None
     autocast: Annotated[
-        str | None, typer.Option("--autocast", help="Of a function: type of forward under autocast, bf16 or fp16.")
+        str | None, typer.Option("--autocast", help="Type of matrix products under torch.autocast: bf16 or fp16.")
     ] = None
 
 

@@ -6,7 +6,7 @@ from evenload.cli._shared import JsonFlag, say, say_json, warn
 from evenload.cli.estimate import ModelArgument
 from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import read_inputs
-from evenload.cli.traced import function_named, read_traced, refuse_tracing
+from evenload.cli.traced import autocast_type, function_named, read_traced, refuse_tracing
 from evenload.profile.formula import formula_profile
 from evenload.report.names import as_json, operator_tables
 
@@ -20,7 +20,9 @@ def run(model: ModelArgument, *, json: JsonFlag = False, flags: Flags, tracing: 
     else:
         refuse_tracing(tracing, model)
         inputs = read_inputs(model, flags)
-        profile, notices = formula_profile(inputs.model, inputs.plan.setup, inputs.plan.policy), inputs.notices
+        autocast = autocast_type(tracing)
+        profile = formula_profile(inputs.model, inputs.plan.setup, inputs.plan.policy, autocast=autocast)
+        notices = inputs.notices
     warn(notices)
     if json:
         say_json(as_json(profile))

@@ -16,7 +16,7 @@ from evenload.cli.convert import Target, write
 from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import read_inputs, read_setup
 from evenload.cli.tables import limit_in, refuse
-from evenload.cli.traced import function_named, read_traced, refuse_tracing
+from evenload.cli.traced import autocast_type, function_named, read_traced, refuse_tracing
 from evenload.dialects.detect import read_settings
 from evenload.dialects.reading import Reading
 from evenload.errors import EvenloadError, Notice
@@ -92,7 +92,9 @@ def run(
         task = _of_function(model, flags, tracing)
     else:
         refuse_tracing(tracing, model or "a table")
-        task = _of_model(model, flags) if profile is None else _of_table(profile, model, flags)
+        if profile is not None and tracing.autocast:
+            raise EvenloadError("--autocast says nothing over a table", where="--autocast", fix="leave it out")
+        task = _of_model(model, flags, tracing) if profile is None else _of_table(profile, model, flags)
     warn(task.notices)
     try:
         result, explanation = _solve(task, seed=seed, effort=effort, explained=not no_explain)
@@ -125,16 +127,16 @@ def _own_settings(model: str | None, to: Target) -> Path | None:
     return Path(model) if read_settings(model).dialect == "mindformers" else None
 
 
-def _of_model(name: str | None, flags: Flags) -> _Task:
+def _of_model(name: str | None, flags: Flags, tracing: Tracing) -> _Task:
     if name is None:
         raise EvenloadError(
             "there is nothing to plan", where="command line", fix="name a model, or a table with --profile"
         )
     inputs = read_inputs(name, flags)
-    policy = inputs.plan.policy
+    policy, autocast = inputs.plan.policy, autocast_type(tracing)
 
     def profile_of(setup: Setup) -> Profile:
-        return formula_profile(inputs.model, setup, policy)
+        return formula_profile(inputs.model, setup, policy, autocast=autocast)
 
     problem = _problem(profile_of, inputs.plan, inputs.limit)
     notices = (*inputs.notices, *_excluded(policy, name))

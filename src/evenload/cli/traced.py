@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from evenload.cli.flags import Flags, Tracing
 from evenload.cli.inputs import read_layout, read_limit, read_policy, read_setup
 from evenload.dialects.detect import read_settings
-from evenload.errors import EvenloadError, Notice
+from evenload.errors import EvenloadError, Notice, shown
 from evenload.model.presets import model_source
 from evenload.plan.plan import Plan
 from evenload.profile.profile import Profile
@@ -18,7 +18,7 @@ from evenload.units import human_count, plural
 
 if TYPE_CHECKING:
     from evenload.recompute.traced import TracedModel
-    from evenload.setup import Setup
+    from evenload.setup import DType, Setup
 
 _BUILT_IN: Final = (
     *("tp", "dp", "cp", "ep", "etp", "zero", "sequence_parallel"),
@@ -87,9 +87,9 @@ def refuse_tracing(tracing: Tracing, model: str) -> None:
     """Make sure that nothing is said about a function where there is none.
 
     Raises:
-        EvenloadError: an option of `Tracing` was given.
+        EvenloadError: an option about functions was given.
     """
-    for name in ("input", "step", "layers", "autocast"):
+    for name in ("input", "step", "layers"):
         if getattr(tracing, name):
             flag = f"--{name}"
             raise EvenloadError(
@@ -97,6 +97,23 @@ def refuse_tracing(tracing: Tracing, model: str) -> None:
                 where=flag,
                 fix="name a function, package.module:function, or leave it out",
             )
+
+
+def autocast_type(tracing: Tracing) -> DType | None:
+    """The type of matrix products under autocast; None without.
+
+    Raises:
+        EvenloadError: autocast has no such type.
+    """
+    names: dict[str, DType] = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}
+    if tracing.autocast is None:
+        return None
+    found = names.get(tracing.autocast.lower())
+    if found is None:
+        raise EvenloadError(
+            f"{shown(tracing.autocast)} is no type of autocast", where="--autocast", fix="use bf16, fp16"
+        )
+    return found
 
 
 def read_traced(name: str, flags: Flags, tracing: Tracing) -> Traced:
@@ -133,7 +150,7 @@ def _trace(function: str, setup: Setup, flags: Flags, tracing: Tracing) -> Trace
         inputs=example_inputs(tuple(tracing.input or ()), micro_batch=setup.micro_batch, seq=_tokens(setup, flags)),
         optimizer=setup.optimizer,
         micro_batches=min(setup.micro_batches, 2),
-        autocast=find_dtype(tracing.autocast, "--autocast"),
+        autocast=find_dtype(autocast_type(tracing), "--autocast"),
     )
     return trace_model(prepare, name=function, layers=tracing.layers)
 

@@ -6,29 +6,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evenload.errors import EvenloadError
-from evenload.model import Experts, Layer, Model
+from evenload.model import Attention, Experts, FeedForward, Layer, Model
 from evenload.plan.operators import Graph
 from evenload.profile.eager.parts import EAGER
 from evenload.profile.fused.parts import FUSED
 from evenload.profile.layers import block, embedding, head, mtp
 from evenload.profile.sizes import local_sizes
-from evenload.profile.tape import TABLES, Tape
-from evenload.setup import Setup
+from evenload.profile.tape import TABLES, Autocast, Tape
+from evenload.setup import WIDTH, DType, Setup
 
 
-def block_graph(model: Model, layer: Layer, setup: Setup) -> Graph:
+def block_graph(model: Model, layer: Layer, setup: Setup, *, autocast: DType | None = None) -> Graph:
     """Operators of one layer's forward pass for one micro-batch on one rank.
 
     The backend says whose operators run: `torch` those of eager PyTorch and Hugging Face transformers, `megatron` the
     fused ones of Megatron-Core and Transformer Engine, `mindspore` the same as `megatron`.
 
+    Args:
+        model: the model.
+        layer: one of its layers.
+        setup: how it is trained.
+        autocast: type of matrix products under `torch.autocast`, where it is narrower than that of the parameters.
+
     Raises:
-        EvenloadError: the attention cannot be divided as the setup says, or the layer lacks a part.
+        EvenloadError: the attention cannot be divided as the setup says, the layer lacks a part, or nobody has worked
+            out what its parts do under autocast.
     """
     _check(setup)
+    widths = _autocast(setup, layer, autocast)
     sizes = local_sizes(model, setup)
     parts = EAGER if setup.backend == "torch" else FUSED
-    tape = Tape()
+    tape = Tape.under_autocast(widths)
     if layer.role == "embedding":
         return tape.graph(*embedding(parts, tape, sizes))
     if layer.role == "head":
@@ -38,14 +46,15 @@ def block_graph(model: Model, layer: Layer, setup: Setup) -> Graph:
     return tape.graph(*block(parts, tape, layer, sizes))
 
 
-def graph_notes(model: Model, setup: Setup) -> tuple[str, ...]:
+def graph_notes(model: Model, setup: Setup, *, autocast: DType | None = None) -> tuple[str, ...]:
     """What the graphs of a model assume, one sentence each."""
     has_experts = any(isinstance(layer.feed_forward, Experts) for layer in model.layers)
     notes: list[str] = []
     if setup.dtype == "fp8":
         notes.append("Only matrix products run in fp8; activations are counted in bf16, which is an upper bound.")
     if setup.backend == "torch":
-        notes.append("Activations have the parameters' type; autocast is not modelled.")
+        if not autocast:
+            notes.append("Activations have the parameters' type: no autocast.")
         if model.family.startswith("llama4"):
             notes.append("Llama 4 is counted with grouped expert products and rotary embedding in halves.")
         if has_experts:
@@ -82,6 +91,25 @@ def table_bytes(graphs: Iterable[Graph]) -> TableBytes:
         kept=sum(nbytes for name, nbytes in sizes.items() if name in saved),
         forward=sum(nbytes for name, nbytes in sizes.items() if name not in saved),
     )
+
+
+def _autocast(setup: Setup, layer: Layer, autocast: DType | None) -> Autocast | None:
+    """Widths under autocast; None where it changes nothing."""
+    if autocast is None or WIDTH[autocast] > WIDTH[setup.dtype]:
+        return None
+    widths = Autocast(product=WIDTH[autocast], parameter=WIDTH[setup.dtype])
+    if widths.product == widths.parameter:
+        return widths
+    attention = layer.attention
+    known = attention is None or (isinstance(attention, Attention) and attention.window is attention.softcap is None)
+    known = known and isinstance(layer.feed_forward, FeedForward | None)
+    if setup.backend != "torch" or setup.attention != "sdpa" or setup.tp > 1 or setup.cp > 1 or not known:
+        raise EvenloadError(
+            "autocast is counted for dense layers with plain fused attention on undivided sequences only",
+            where="--autocast",
+            fix="trace the model: name a function that builds it, package.module:function, or use evenload dryrun",
+        )
+    return widths
 
 
 def _check(setup: Setup) -> None:

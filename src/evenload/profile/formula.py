@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from types import MappingProxyType
 
@@ -24,10 +25,12 @@ from evenload.profile.fused.placeholders import placeholder_bytes
 from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
 from evenload.profile.profile import Cost, LayerProfile, Profile
 from evenload.profile.static import static_of
-from evenload.setup import Setup, check_setup
+from evenload.setup import DType, Setup, check_setup
 
 
-def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) -> Profile:
+def formula_profile(
+    model: Model, setup: Setup, policy: Policy | None = None, *, autocast: DType | None = None
+) -> Profile:
     """What every kind of layer of a model costs under a setup.
 
     Memory is in bytes and time in seconds, for one micro-batch on the rank of each group that holds most.
@@ -37,6 +40,7 @@ def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) ->
         setup: how it is trained.
         policy: whose switches for the whole run to follow (`mp_comm`, `slice_activation`, `optimizer_comm`); None: the
             defaults. What single layers recompute is asked of their `cost`.
+        autocast: type of matrix products under `torch.autocast`; the parameters have the setup's, mostly fp32.
 
     Raises:
         EvenloadError: degrees that do not divide what they must, unknown hardware, or a part of the model that the
@@ -48,7 +52,9 @@ def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) ->
     boundary = boundary_bytes(model, setup)
     outside = outside_parts(setup)
 
-    layers = {layer.kind: layer_profile(layer, model, setup, hardware, switches) for layer in model.kinds()}
+    layers = {
+        layer.kind: layer_profile(layer, model, setup, hardware, switches, autocast=autocast) for layer in model.kinds()
+    }
     placeholders = _placeholders(model, layers, setup)
 
     @cache
@@ -70,18 +76,21 @@ def formula_profile(model: Model, setup: Setup, policy: Policy | None = None) ->
         buffers=lambda stage, _: sum(parts(stage).values()),
         buffer_parts=parts,
         optimizer_transient=optimizer_transient(setup),
-        notes=(*_notes(setup, hardware), *graph_notes(model, setup)),
+        notes=(*_notes(setup, hardware, autocast), *graph_notes(model, setup, autocast=autocast)),
     )
 
 
-def layer_profile(layer: Layer, model: Model, setup: Setup, hardware: Hardware, switches: Policy) -> LayerProfile:
+def layer_profile(
+    layer: Layer, model: Model, setup: Setup, hardware: Hardware, switches: Policy, *, autocast: DType | None = None
+) -> LayerProfile:
     """What one layer costs. Costs under a policy are worked out once and kept."""
-    graph = block_graph(model, layer, setup)
+    graph = block_graph(model, layer, setup, autocast=autocast)
+    products = replace(setup, dtype=autocast or setup.dtype)
     static = static_of(layer, model, setup)
 
     @cache
     def times(operator: Operator) -> float:
-        return operator_time(operator, hardware, setup)
+        return operator_time(operator, hardware, products)
 
     @lru_cache(maxsize=256)
     def cost(policy: LayerPolicy) -> Cost:
@@ -139,11 +148,12 @@ def _placeholders(model: Model, layers: Mapping[str, LayerProfile], setup: Setup
     return {"placeholder gradients": placeholder_bytes(graphs, setup)}
 
 
-def _notes(setup: Setup, hardware: Hardware) -> tuple[str, ...]:
+def _notes(setup: Setup, hardware: Hardware, autocast: DType | None) -> tuple[str, ...]:
     """What the profile assumes, for the report."""
     width = f"{setup.parameter_dtype} parameters, {setup.gradient_dtype} gradients, {setup.moment_dtype} moments"
     copies = " and fp32 main copies" if setup.main_copies and not setup.fsdp_mixed else ""
-    notes = [f"Types: {width}{copies}."]
+    under = f", matrix products in {autocast} under autocast" if autocast else ""
+    notes = [f"Types: {width}{copies}{under}."]
     if setup.backend == "torch":
         notes.append("The optimizer runs its foreach form, PyTorch's default on a GPU.")
         if setup.pp > 1:

@@ -18,7 +18,7 @@ class Sizes:
     """Tokens of a sequence on this rank where it is not divided by sequence parallelism: `seq / cp`."""
     hidden: int
     width: int
-    """Bytes of an element of parameters and activations. One type for both: there is no autocast here."""
+    """Bytes of an element of parameters, and of activations that no autocast narrows."""
     tp: int
     sequence_parallel: bool
     cp: int

@@ -74,11 +74,21 @@ class Facts(TypedDict, total=False):
     weight_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Autocast:
+    """Widths under `torch.autocast`, in bytes of an element."""
+
+    product: int
+    """Matrix products and attention convert to this what is wider."""
+    parameter: int
+
+
 @dataclass(slots=True)
 class _Book:
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     operators: list[Operator] = field(default_factory=list[Operator])
     uses: Counter[str] = field(default_factory=Counter[str])
+    autocast: Autocast | None = None
 
     def add(self, ref: Ref, *, held: bool = False, differentiable: bool = True) -> Ref:
         self.values[ref.name] = Value(name=ref.name, nbytes=ref.nbytes, held=held, differentiable=differentiable)
@@ -110,6 +120,21 @@ class Tape:
     def __init__(self, path: str = "", book: _Book | None = None) -> None:
         self.path = path
         self._book = book or _Book()
+
+    @classmethod
+    def under_autocast(cls, autocast: Autocast | None) -> Tape:
+        """A tape on which matrix products convert what is wider; None: without autocast."""
+        return cls(book=_Book(autocast=autocast))
+
+    def parameter_width(self, source: Ref) -> int:
+        """Bytes of an element of parameters: without autocast they have the type of what they meet."""
+        return self._book.autocast.parameter if self._book.autocast else source.width
+
+    def lowered(self, ref: Ref, weight_bytes: int = 0) -> Ref:
+        """A value in the type of matrix products: converted where autocast is on and the value is wider."""
+        if self._book.autocast is None or ref.width <= self._book.autocast.product:
+            return ref
+        return self.op("_to_copy", (ref,), ref.like(width=self._book.autocast.product), weight_bytes=weight_bytes)
 
     def at(self, child: str) -> Tape:
         """The same tape, writing under a child module."""

@@ -82,11 +82,12 @@ def position_tables(tape: Tape, sizes: Sizes, dim: int, *, kind: str = "") -> tu
 def rotate(tape: Tape, value: Ref, cos: Ref, sin: Ref) -> Ref:
     """Rotary embedding in halves: `x * cos + cat(-x2, x1) * sin`. Keeps only the shared tables."""
     half = value.part(value.elements // 2)
-    straight = tape.op("mul", (value, cos), value.like(), saves=(cos,))
+    wide = value.like(width=max(value.width, cos.width))
+    straight = tape.op("mul", (value, cos), wide, saves=(cos,))
     negative = tape.op("neg", (half,), half.like())
     turned = tape.op("cat", (negative, half), value.like())
-    crossed = tape.op("mul", (turned, sin), value.like(), saves=(sin,))
-    return tape.op("add", (straight, crossed), value.like())
+    crossed = tape.op("mul", (turned, sin), wide, saves=(sin,))
+    return tape.op("add", (straight, crossed), wide)
 
 
 def _rotate_part(tape: Tape, value: Ref, widths: tuple[int, int], cos: Ref, sin: Ref) -> Ref:

@@ -56,7 +56,7 @@ def _fused(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
     Capped scores (Gemma 2) have no such operator in PyTorch; the flash-attention package has a kernel that keeps the
     same, and knows windows: that one is meant.
     """
-    query, key, value = qkv
+    query, key, value = (tape.lowered(one) for one in qkv)
     masked = heads.window is not None and sizes.seq * sizes.cp >= heads.window and heads.softcap is None
     bias: tuple[Ref, ...] = ()
     if masked:
@@ -69,7 +69,7 @@ def _fused(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
         "scaled_dot_product_attention",
         read,
         (
-            Out(sizes.tokens * heads.query * heads.value_dim, sizes.width),
+            Out(sizes.tokens * heads.query * heads.value_dim, query.width),
             Out(sizes.batch * heads.query * rows, FP32, "logsumexp", differentiable=False),
         ),
         aten="_scaled_dot_product_flash_attention" if plain else "_scaled_dot_product_efficient_attention",

@@ -5,8 +5,20 @@ from __future__ import annotations
 from evenload.profile.tape import Out, Ref, Tape
 
 
-def linear(tape: Tape, source: Ref, inner: int, outer: int, *, bias: bool = False, shared_bias: int = 1) -> Ref:
+def linear(
+    tape: Tape,
+    source: Ref,
+    inner: int,
+    outer: int,
+    *,
+    bias: bool = False,
+    shared_bias: int = 1,
+    width: int | None = None,
+) -> Ref:
     """`torch.nn.Linear` with a weight of [outer, inner]: keeps its input.
+
+    Under autocast weight, bias and input are converted first, and what is converted is kept: of the weight a copy for
+    every micro-batch in flight (PyTorch: `cached_cast` in `aten/src/ATen/autocast_mode.cpp`).
 
     Args:
         tape: at the module.
@@ -14,17 +26,22 @@ def linear(tape: Tape, source: Ref, inner: int, outer: int, *, bias: bool = Fals
         inner: features in, on this rank.
         outer: features out, on this rank.
         bias: the module has a bias, which the same kernel adds (`addmm`).
+        width: bytes of an element of the weight, where it is not that of other parameters.
         shared_bias: ranks whose results are summed afterwards: each adds its share of the bias (DTensor, partial sums).
     """
-    weight = tape.parameter("weight", inner * outer, source.width)
+    width = width or tape.parameter_width(source)
+    master = tape.parameter("weight", inner * outer, width)
+    weight = tape.lowered(master, master.nbytes)
     own: tuple[Ref, ...] = (weight,)
     nbytes = weight.nbytes
     if bias:
-        added = tape.parameter("bias", outer, source.width)
+        master = tape.parameter("bias", outer, width)
+        added = tape.lowered(master, master.nbytes)
         nbytes += added.nbytes
         if shared_bias > 1:
             added = tape.op("linear", (added,), added.like(), aten="div")
         own = (added, weight)
+    source = tape.lowered(source)
     rows = source.elements // inner
     return tape.op(
         "linear",
@@ -34,5 +51,5 @@ def linear(tape: Tape, source: Ref, inner: int, outer: int, *, bias: bool = Fals
         saves=(source, weight),
         flops=2.0 * rows * inner * outer,
         heavy=True,
-        weight_bytes=nbytes,
+        weight_bytes=nbytes if weight.width == width else 0,  # else the conversion makes the gradient
     )

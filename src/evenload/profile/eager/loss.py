@@ -17,9 +17,10 @@ def cross_entropy(tape: Tape, logits: Ref, sizes: Sizes) -> Ref:
     gradient and the gradient of the logits.
     """
     wide = logits
-    if sizes.upcast:
+    low = logits.width != FP32
+    if low:
         wide = tape.op("float", (logits,), logits.like(width=FP32), aten="_to_copy")
-    named = logits.nbytes if sizes.upcast else 0  # alive by its name only
+    named = logits.nbytes if low else 0  # alive by its name only
     labels = _next_tokens(tape, sizes)
     if sizes.tp > 1:
         return _parallel(tape, wide, labels, named, sizes)

@@ -28,12 +28,13 @@ def rms_norm(tape: Tape, source: Ref, features: int, *, one_plus_weight: bool = 
     shifted = tape.op("add", (mean,), rows)
     root = tape.op("rsqrt", (shifted,), rows, saves_results=(0,))
     normed = tape.op("mul", (wide, root), full, saves=(wide, root))
-    weight = tape.parameter("weight", features, source.width)
+    weight = tape.parameter("weight", features, tape.parameter_width(source))
     if one_plus_weight:
         return _times_one_plus(tape, normed, weight)
     if low:
         normed = tape.op("to", (normed,), source.like(), aten="_to_copy")
-    return tape.op("mul", (weight, normed), source.like(), saves=(weight, normed), weight_bytes=weight.nbytes)
+    wider = normed.like(width=max(weight.width, normed.width))
+    return tape.op("mul", (weight, normed), wider, saves=(weight, normed), weight_bytes=weight.nbytes)
 
 
 def _times_one_plus(tape: Tape, normed: Ref, weight: Ref) -> Ref:

@@ -75,7 +75,7 @@ def _deepseek_v3(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple
     flags = _outside(tape, groups, scores, shape)
     ranked = tape.op("masked_fill", (ranked, flags), biased)
     _, chosen = _ranked(tape, ranked, rows * shape.top_k)
-    out = Out(chosen.elements, FP32)
+    out = Out(chosen.elements, scores.width)
     weights = tape.op("gather", (scores, chosen), out, saves=(scores, chosen))
     if shape.normalized:
         total = tape.op("sum", (weights,), Out(rows, FP32))
@@ -88,7 +88,7 @@ def _wide_scores(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> Ref:
     """Scores of a router that works in fp32; transformers makes its weight in fp32 whatever the model's type."""
     if sizes.upcast:
         source = tape.op("type", (source,), Out(source.elements, FP32), aten="_to_copy")
-    return linear(tape, source, sizes.hidden, shape.experts)
+    return linear(tape, source, sizes.hidden, shape.experts, width=FP32)
 
 
 def _softmax(tape: Tape, scores: Ref) -> Ref:
