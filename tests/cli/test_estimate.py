@@ -327,7 +327,9 @@ def test_a_function_is_estimated_planned_and_named(capsys, program):
     capsys.readouterr()
     assert answer(capsys, "p.yaml")["model"] == f"{program}:build"
     assert main(["names", f"{program}:build"]) == 0
-    assert "1.gelu" in capsys.readouterr().out
+    named = capsys.readouterr().out
+    assert "Sequential: keeps" in named
+    assert "0.linear" in named
     shapes = answer(capsys, f"{program}:alone", "--input", "16x64")
     stepped = answer(capsys, f"{program}:alone", "--step", f"{program}:step")
     assert shapes["stages"][0]["parameters"] == stepped["stages"][0]["parameters"] == 9 * (64 * 64 + 64) * 4

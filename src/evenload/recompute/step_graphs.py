@@ -38,6 +38,8 @@ class StepGraphs:
     """What comes before the layers."""
     layers: tuple[Graph, ...]
     """Every layer, with paths below it."""
+    inside: tuple[int, ...]
+    """Operators of every layer before it returns; those that follow belong to the model between two layers."""
     last: Graph
     """What comes after them, the loss included."""
     besides: tuple[str, ...] = ()
@@ -178,6 +180,10 @@ class _Cutter:
             part = sum(start <= step for start in self._starts) - 1
             self._operators[part].append(operator)
             self._part_of.update(dict.fromkeys(operator.outputs, part))
+        steps = whole.steps
+        self._inside = tuple(
+            sum(begin.step <= step < end.step for step in steps) for begin, end in zip(begins, ends, strict=True)
+        )
         self._users: dict[str, set[int]] = {}
         for part, operators in enumerate(self._operators):
             for operator in operators:
@@ -186,7 +192,9 @@ class _Cutter:
 
     def cut(self) -> StepGraphs:
         parts = [self._part(number) for number in range(len(self._operators))]
-        return StepGraphs(first=parts[0], layers=tuple(parts[1:-1]), last=parts[-1], besides=self._besides())
+        return StepGraphs(
+            first=parts[0], layers=tuple(parts[1:-1]), inside=self._inside, last=parts[-1], besides=self._besides()
+        )
 
     def _besides(self) -> tuple[str, ...]:
         """Values that go from part to part beside the hidden state, and need a gradient."""

@@ -139,14 +139,14 @@ def _recorded(place: Place, prepare: Prepare, layers: str | None, *, few: bool) 
         reduced = reduction(found.kinds if few else range(len(found)))
         with substituted_in_libraries(rehearsal.target), only(model, found, reduced.traced):
             graphs = step_graphs(model, prepared.training, found.path, len(reduced.traced))
-        if any(_signature(graphs.layers[one]) != _signature(graphs.layers[other]) for one, other in reduced.twins):
+        if any(_signature(graphs, one) != _signature(graphs, other) for one, other in reduced.twins):
             raise _UnlikeError
         kinds = _kinds(found, graphs, reduced)
         return _Structure(
             path=found.path,
             kinds=kinds,
             first=graphs.first,
-            graphs={kind: graphs.layers[reduced.source[kinds.index(kind)]] for kind in dict.fromkeys(kinds)},
+            graphs={kind: graphs.layers[reduced.source[_middle(kinds, kind)]] for kind in dict.fromkeys(kinds)},
             last=graphs.last,
             passed=(*(graphs.boundaries[at] for at in reduced.source), graphs.boundaries[-1]),
             besides=graphs.besides,
@@ -164,13 +164,14 @@ def _found(model: nn.Module, path: str | None) -> Layers:
     return find_layers(model, path)
 
 
-def _signature(graph: Graph) -> tuple[object, ...]:
+def _signature(graphs: StepGraphs, at: int) -> tuple[object, ...]:
     """What tells layers of different kinds apart."""
+    graph = graphs.layers[at]
     return (
         graph.nbytes(graph.input),
         *(
             (operator.label, operator.flops, operator.weight_bytes, *map(graph.nbytes, operator.outputs))
-            for operator in graph.operators
+            for operator in graph.operators[: graphs.inside[at]]
         ),
     )
 
@@ -178,7 +179,7 @@ def _signature(graph: Graph) -> tuple[object, ...]:
 def _kinds(found: Layers, graphs: StepGraphs, reduced: Reduction) -> tuple[str, ...]:
     """Name of the kind of every layer: its class, and the first such layer where there are several kinds of it."""
     names = [type(layer).__name__ for layer in found.modules]
-    keys = list(zip(found.kinds, (_signature(graphs.layers[at]) for at in reduced.source), strict=True))
+    keys = list(zip(found.kinds, (_signature(graphs, at) for at in reduced.source), strict=True))
     first = [keys.index(key) for key in keys]
     several = {name for name in names if len({first[i] for i, one in enumerate(names) if one == name}) > 1}
     return tuple(
