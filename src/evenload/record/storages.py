@@ -1,13 +1,11 @@
 """Storages that are alive, and where each stands in the log.
 
 The truth is the storage, not the tensor: views and aliases share one, in-place operators make none, and it is gone when
-PyTorch drops it. PyTorch keeps one Python object per storage for as long as the storage lives, so a weak reference to
-that object says when.
+PyTorch drops it.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -21,12 +19,11 @@ from evenload.ledger.ledger import ALIVE
 from evenload.ledger.log import Log, head
 from evenload.ledger.words import Phase, Role
 from evenload.record._torch_private import FakeTensor, address
+from evenload.record.entry import WHOLE, Entry
 from evenload.record.operators import Traits
 from evenload.record.tensors import arguments, components, flat, is_wrapper
 from evenload.record.where import Where
 
-_WHOLE: Final[dict[int, int]] = {}
-"""Stands for a storage that backward read as a whole."""
 _FORWARD: Final = Phase.FORWARD.code
 _BACKWARD: Final = Phase.BACKWARD.code
 _RECOMPUTE: Final = Phase.RECOMPUTE.code
@@ -37,23 +34,6 @@ _NOBODY: Final = -1
 """Device of tensors that are no memory."""
 _LASTING: Final = Role.PARAMETER | Role.GRADIENT | Role.OPTIMIZER | Role.COLLECTIVE | Role.BUFFER
 """Roles that a storage keeps when it is resized."""
-
-
-class Entry(weakref.ref[torch.UntypedStorage]):
-    """A living storage."""
-
-    __slots__ = ("collected", "key", "nbytes", "outside", "parts", "position")
-
-    key: int
-    nbytes: int
-    position: int
-    """Of its allocation in the log; -1: it never had any bytes."""
-    outside: bool
-    """Made outside the phases, and not read by forward yet."""
-    parts: dict[int, int] | None
-    """Offset -> bytes of the parts that backward read; `_WHOLE`; None: nothing yet."""
-    collected: bool
-    """Freed by Python's garbage collector."""
 
 
 class Storages:
@@ -273,8 +253,8 @@ class Storages:
                 words, clock = self._log.words, self.clock
             words[entry.position + LAST_USED] = clock
             if backward:
-                if entry.parts is not _WHOLE:
-                    _read(entry, tensor)
+                if entry.parts is not WHOLE:
+                    entry.read(tensor)
             elif forward and entry.outside:
                 words[entry.position + SOURCE_AND_ROLES] |= Role.INPUT.value << UPPER
                 entry.outside = False
@@ -421,15 +401,3 @@ class Storages:
 
 def _pins(traits: Traits, kwargs: Mapping[str, Any]) -> bool:
     return traits.pins or bool(kwargs and kwargs.get("pin_memory"))
-
-
-def _read(entry: Entry, tensor: torch.Tensor) -> None:
-    """Note which part of a storage backward reads."""
-    nbytes = tensor.nbytes
-    if nbytes >= entry.nbytes:
-        entry.parts = _WHOLE
-        return
-    if entry.parts is None:
-        entry.parts = {}
-    offset = int(tensor.storage_offset())
-    entry.parts[offset] = max(nbytes, entry.parts.get(offset, 0))

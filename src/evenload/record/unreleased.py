@@ -17,10 +17,11 @@ from evenload.ledger.cells import ALLOCATED, HALF, NAMES, SOURCE_AND_ROLES
 from evenload.ledger.growth import SLOWEST
 from evenload.ledger.log import Log
 from evenload.ledger.words import Hold
+from evenload.record.entry import Entry
 from evenload.record.holders import held_parts
 from evenload.record.living import collect_all
 from evenload.record.owners import Held, find_owners
-from evenload.record.storages import Entry, Storages
+from evenload.record.storages import Storages
 
 PLACES: Final = 24
 """Places in the program of which one tensor is looked up, those with most bytes first."""
