@@ -99,6 +99,39 @@ def test_switches_that_contradict_each_other():
         apply(model, ["mlp"], whole="twice")
 
 
+@pytest.mark.parametrize("given", [3, "model", torch.relu, Block])
+def test_what_is_no_module(given):
+    with pytest.raises(EvenloadError, match="is no module"):
+        apply(given, ["mlp"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (3, "3 is no path"),
+        ([3], "3 is no path"),
+        (["layers.0", "layers.0"], "are one layer"),
+        (["layers", "layers.1.mlp"], r"'layers\.1\.mlp' lies in layer 'layers\.1'"),
+    ],
+)
+def test_layers_that_make_no_sense(layers, words):
+    model, _ = toy()
+    with pytest.raises(EvenloadError, match=r"\$\.layers: .*" + words):
+        apply(model, ["mlp"], layers=layers)
+
+
+def test_a_part_or_the_whole_of_what_is_recomputed_already():
+    model, _ = toy()
+    with apply(model, ["mlp"]), pytest.raises(EvenloadError, match=r"'layers\.0\.mlp' is recomputed already, as part"):
+        apply(model, ["mul"], layers="layers.0.mlp")
+    with (
+        apply(model, ["mul"], layers="layers.0.mlp"),
+        pytest.raises(EvenloadError, match="recomputed already, as part"),
+    ):
+        apply(model, ["mlp"])
+    apply(model, ["mlp"]).remove()
+
+
 def test_layers_are_found_or_named():
     model, _ = toy()
     with apply(model, select=["mlp"]) as handle:

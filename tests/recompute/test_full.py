@@ -140,6 +140,58 @@ def test_one_backward_a_parameter_runs_the_layers_forward_once_only_under_the_en
     assert counts["checkpoint"] > 2
 
 
+class EndsInTanh(torch.nn.Module):
+    """Saves its own output, and its input or not."""
+
+    def __init__(self, save_input: bool) -> None:
+        super().__init__()
+        self.linear, self.shift = torch.nn.Linear(32, 32), float(not save_input)
+
+    def forward(self, x):
+        x = x + self.shift if self.shift else x
+        return torch.tanh(torch.nn.functional.gelu(self.linear(x)) + x)
+
+
+class EndsInBatchNorm(torch.nn.Module):
+    """What its last operator saves comes from one that must not run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.linear(x)) + x)
+
+
+OWN_OUTPUT = {
+    "saves its input": lambda: EndsInTanh(True),
+    "does not": lambda: EndsInTanh(False),
+    "norm": EndsInBatchNorm,
+}
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held after", "not held after"])
+@pytest.mark.parametrize("policy", [FULL, LayerPolicy(select=(".*",))], ids=["full", "select"])
+@pytest.mark.parametrize("name", OWN_OUTPUT)
+def test_an_output_that_the_layer_itself_saves_is_counted_as_it_is(name, policy, held):
+    model, forward = toy(OWN_OUTPUT[name])
+    if not held:
+        model.last = torch.nn.Identity()
+
+        def forward():
+            x = model.first(torch.ones(2, 16, 8))
+            for layer in model.layers:
+                x = layer(x)
+            return x.sum()
+
+    backward(model, forward)
+    expected, plain = backward(model, forward), allocated(forward)[0]
+    with apply(model, policy, layers="layers", whole="engine") as handle:
+        for _ in range(3):
+            assert same(backward(model, forward), expected)
+        assert plain - allocated(forward)[0] == handle.report().freed > 0
+
+
 class Sums(torch.nn.Module):
     """Backward needs nothing of it, or nothing that its input is needed for."""
 

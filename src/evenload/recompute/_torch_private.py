@@ -30,6 +30,7 @@ __all__ = [
     "hook_dictionaries",
     "in_functorch",
     "is_compiled",
+    "is_empty",
     "is_wrapper",
     "is_wrapper_type",
     "kind_of",
@@ -96,6 +97,11 @@ def kind_of(tensor: torch.Tensor) -> type:
     if isinstance(tensor, FakeTensor):
         return torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return type(tensor)
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape but no data: a fake one, or one on the meta device."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def next_node() -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from evenload.recompute._torch_private import FakeTensor, schema
+from evenload.recompute._torch_private import is_empty, schema
 from evenload.recompute.wrappers import tensors
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -129,7 +129,7 @@ class Draw:
 
     def used(self, result: Any) -> bool:
         """Whether the call drew something."""
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors(result)):
+        if any(is_empty(tensor) for tensor in tensors(result)):
             return self.expected
         return not torch.equal(self.state, generator_state(self.device))
 

@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from evenload.recompute._torch_private import FakeTensor, storage_key
+from evenload.recompute._torch_private import is_empty, storage_key
 from evenload.recompute.aten import is_unequal
 from evenload.recompute.errors import RecomputeError
 from evenload.recompute.follow import Follower
@@ -149,7 +149,8 @@ def _tap(module: torch.nn.Module, path: str, end: str, frame: Frame) -> Any:
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
-    return isinstance(unwrap(tensor)[0], FakeTensor)
+    plain = unwrap(tensor)[0]
+    return plain is not None and is_empty(plain)
 
 
 class _Slots:

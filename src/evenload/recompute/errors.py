@@ -33,6 +33,14 @@ def changed_result(label: str, expected: Geometry, found: torch.Tensor) -> Stale
     )
 
 
+def missing_result(label: str) -> StaleTensorError:
+    """An operator gives less than in forward: some leave out what only backward needs, unless autograd is on."""
+    return StaleTensorError(
+        f"{label} gives fewer tensors when it runs again than in forward",
+        fix="leave this operator out of the recomputation",
+    )
+
+
 def missing(label: str) -> StaleTensorError:
     """Backward asks for something that was never kept."""
     return StaleTensorError(f"{label}, from which recomputation starts, was not kept: the layer has not returned yet")

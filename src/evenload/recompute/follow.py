@@ -86,10 +86,12 @@ class Follower(TorchDispatchMode):
 
     def _alike(self, step: Step, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is the recorded one: the same operator on the same values with the same numbers."""
-        if func is not step.func or len(args) != len(step.args) or kwargs.keys() != step.kwargs.keys():
+        if func is not step.func:
             return False
         if step.once and not step.args and args:
             return True  # an operator on something that is no strided memory: its arguments were not recorded
+        if len(args) != len(step.args) or kwargs.keys() != step.kwargs.keys():
+            return False
         return all(map(self._equal, step.args, args)) and all(
             self._equal(step.kwargs[name], one) for name, one in kwargs.items()
         )

@@ -172,7 +172,7 @@ class Frame:
         for dropped, save in self._dropped:
             if save.drop is not None and isinstance(dropped.inside, Kept):
                 again = _again(save.drop, program, self.cells, memory)
-                if not equal_bits(computed(again), dropped.inside.tensor):
+                if not _comes_out(again, dropped.inside.tensor):
                     self.differs(f"{save.label} comes out otherwise when it is computed again")
                     break
         return True
@@ -196,6 +196,16 @@ class Frame:
     def _unexpected(self, tensor: torch.Tensor, how: str) -> Kept:
         self.differs(how)
         return Kept(_detached(tensor), version(tensor), "a tensor")
+
+
+def _comes_out(again: Again, as_saved: torch.Tensor) -> bool:
+    """Whether a value can be computed again, and is what was saved."""
+    try:
+        return equal_bits(computed(again), as_saved)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001  # whatever an operator may say against running without autograd
+        return False
 
 
 def let_go(plan: LayerPlan, dropped: Iterable[tuple[Dropped, Save]], cells: list[Cell]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import update_wrapper
-from types import MethodType
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self
 
 import torch
 
@@ -14,7 +11,6 @@ from evenload.errors import EvenloadError
 from evenload.plan.operators import Graph
 from evenload.plan.policy import LayerPolicy, Policy
 from evenload.recompute._torch_private import gathers_again, is_compiled
-from evenload.recompute.engine import run
 from evenload.recompute.full import Group, Slicing, divided_by_fsdp, gather_again, sharing_ranks
 from evenload.recompute.layer_plan import LayerPlan
 from evenload.recompute.layers import Named, find_layers
@@ -22,6 +18,7 @@ from evenload.recompute.likeness import Key
 from evenload.recompute.policies import as_policy
 from evenload.recompute.rehearsal import rehearse as rehearse_module
 from evenload.recompute.report import Report, make_report
+from evenload.recompute.stand_in import put_on, require_none
 from evenload.recompute.state import LayerState
 
 Whole = Literal["auto", "checkpoint", "engine"]
@@ -39,15 +36,12 @@ class Handle:
         self._module: Final = module
         self._states: Final = tuple(states)
         self._restore = restore
-        for state in self._states:
-            state.layer.__dict__["forward"] = _Forward(state)
+        self._stand_ins: Final = tuple(map(put_on, self._states))
 
     def remove(self) -> None:
         """Give every layer its own forward back. What was saved for a backward that is still to come stays good."""
-        for state in self._states:
-            mine = state.layer.__dict__.get("forward")
-            if isinstance(mine, _Forward) and mine.state is state:
-                del state.layer.__dict__["forward"]
+        for one in self._stand_ins:
+            one.remove()
         restore, self._restore = self._restore, _nothing
         restore()
 
@@ -88,51 +82,6 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-
-_run: Final[Callable[..., Any]] = cast("Any", torch.compiler).disable(
-    run, reason="evenload recomputes this layer; evenload.recompute.selective_checkpoint does so in compiled blocks"
-)
-
-
-class _Forward:
-    """Stands in for a layer's `forward`.
-
-    A copy of the layer (`copy.deepcopy`, for an average of weights) gets a stand-in of its own; a pickled layer is
-    restored without.
-    """
-
-    def __init__(self, state: LayerState) -> None:
-        self.state = state
-        self._forward: Callable[..., Any] = MethodType(type(state.layer).forward, state.layer)
-        update_wrapper(self, self._forward)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _run(self.state, self._forward, args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        state = self.state
-        layer = copy.deepcopy(state.layer, memo)
-        return _Forward(
-            LayerState(
-                layer=layer,
-                name=state.name,
-                number=state.number,
-                kin=state.kin,
-                policy=state.policy,
-                whole=state.whole,
-                mp_comm=state.mp_comm,
-                slicing=state.slicing,
-                rehearse=state.rehearse,
-            )
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _plain_forward, (self.state.layer,)
-
-
-def _plain_forward(layer: torch.nn.Module) -> Callable[..., Any]:
-    return MethodType(type(layer).forward, layer)
 
 
 def apply(
@@ -179,7 +128,8 @@ def apply(
     """
     named = find_layers(module, layers)
     decided = as_policy(policy, select, exclude, comm, len(named))
-    _require_free(named)
+    _require_apart(named)
+    _require_free(module, named)
     states = [_state(one, decided, decided.for_layer(number), whole, tensor_group) for number, one in enumerate(named)]
     kin: dict[Key, LayerPlan] = {}
     for number, state in enumerate(states):
@@ -212,13 +162,27 @@ def _state(named: Named, policy: Policy, own: LayerPolicy, whole: Whole, group: 
     return LayerState(layer=layer, name=name, policy=own, whole=checkpoint, mp_comm=policy.mp_comm, slicing=slicing)
 
 
-def _require_free(named: Sequence[Named]) -> None:
-    """No layer is recomputed twice, or checkpointed already."""
+def _require_apart(named: Sequence[Named]) -> None:
+    """No layer is named twice, or lies in another."""
+    names: dict[int, str] = {}
     for name, layer in named:
-        if isinstance(layer.__dict__.get("forward"), _Forward):
+        if id(layer) in names:
             raise EvenloadError(
-                f"layer {name!r} is recomputed already", fix="call `remove()` on its handle before applying another"
+                f"{names[id(layer)]!r} and {name!r} are one layer", where="$.layers", fix="name every layer once"
             )
+        names[id(layer)] = name
+    for name, layer in named:
+        for inner in layer.modules():
+            if inner is not layer and id(inner) in names:
+                raise EvenloadError(
+                    f"layer {names[id(inner)]!r} lies in layer {name!r}", where="$.layers", fix="name one of them"
+                )
+
+
+def _require_free(module: torch.nn.Module, named: Sequence[Named]) -> None:
+    """No layer is recomputed, or checkpointed, already."""
+    for name, layer in named:
+        require_none(layer, name, module)
         if any(map(is_compiled, layer.modules())):
             raise EvenloadError(
                 f"layer {name!r} is compiled, or something in it is, so that its operators cannot be seen",

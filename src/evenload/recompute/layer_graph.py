@@ -132,7 +132,7 @@ def _saves(recording: Recording, steps: int, count: int) -> dict[int, tuple[int,
 
 def _value(recording: Recording, value: Value, name: str, hooks_only: bool) -> GraphValue:
     reachable = not hooks_only or any(within_reach(sighting.source) for sighting in value.sightings)
-    outlives = value.number in recording.outputs[1:]
+    outlives = value.number in recording.outputs[1:] or value.number in _held_by_others(recording)
     if hooks_only:  # a tensor that is saved where the code depends on data cannot be told from others: it is kept
         outlives |= value.number in _late(recording)
     return GraphValue(
@@ -144,6 +144,11 @@ def _value(recording: Recording, value: Value, name: str, hooks_only: bool) -> G
         keepable=reachable and not value.overwritten,
         escapes=value.step is not None and outlives,
     )
+
+
+def _held_by_others(recording: Recording) -> set[int]:
+    """Values in the memory of saved tensors that are more than strided memory, which always stay."""
+    return {number for saved in recording.saved if saved.alive for number in saved.holds}
 
 
 def _late(recording: Recording) -> set[int]:

@@ -120,7 +120,7 @@ def make_plan(recording: Recording, policy: LayerPolicy, *, mp_comm: bool = True
 
 def _decided(graph: Graph, policy: LayerPolicy, mp_comm: bool) -> Decision:
     """The choice for a layer. What nothing is computed from is not kept, though it be the input."""
-    decision = decide(graph, policy, mp_comm=mp_comm)
+    decision = _leaving_output(graph, policy, mp_comm) if policy.full else decide(graph, policy, mp_comm=mp_comm)
     if not decision.dropped:
         return replace(decision, kept=graph.kept(), extra=(), kept_bytes=graph.kept_bytes, freed=0)
     needless = set(decision.extra) - _starts(graph, decision)
@@ -129,6 +129,24 @@ def _decided(graph: Graph, policy: LayerPolicy, mp_comm: bool) -> Decision:
         decision,
         kept=tuple(name for name in decision.kept if name not in needless),
         extra=tuple(name for name in decision.extra if name not in needless),
+        kept_bytes=decision.kept_bytes - spared,
+        freed=decision.freed + spared,
+    )
+
+
+def _leaving_output(graph: Graph, policy: LayerPolicy, mp_comm: bool) -> Decision:
+    """The choice for a whole layer, whose output stays: what follows the layer may hold it, which nobody here sees.
+
+    Where the next layer counts it, as its input, it is not counted here, as without recomputation.
+    """
+    leaving = {graph.output} - {graph.input}
+    values = tuple(replace(value, escapes=True) if value.name in leaving else value for value in graph.values)
+    decision = decide(replace(graph, values=values), policy, mp_comm=mp_comm)
+    counted_next = leaving.intersection(decision.kept).difference(graph.kept())
+    spared = graph.total(counted_next)
+    return replace(
+        decision,
+        kept=tuple(name for name in decision.kept if name not in counted_next),
         kept_bytes=decision.kept_bytes - spared,
         freed=decision.freed + spared,
     )

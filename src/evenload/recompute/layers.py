@@ -23,8 +23,12 @@ def find_layers(module: torch.nn.Module, layers: str | Iterable[str] | None) -> 
     Raises:
         EvenloadError: a path leads nowhere, or nothing, or more than one thing, looks like the repeated layers.
     """
+    if not isinstance(module, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        raise EvenloadError(f"{type(module).__name__} is no module", fix="give the model, a torch.nn.Module")
     if layers is None:
         return list(_members(*_only_container(module)))
+    if not isinstance(layers, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # users pass anything
+        raise EvenloadError(f"{layers!r} is no path of a module", where="$.layers", fix="write it as 'model.layers'")
     paths = [layers] if isinstance(layers, str) else list(layers)
     found: list[Named] = []
     for path in paths:

@@ -102,7 +102,7 @@ def surroundings(device: str) -> Key:
     """The state of autocast, for the processor and for a device."""
     state: Key = ()
     for kind in dict.fromkeys(("cpu", device)):
-        enabled = torch.is_autocast_enabled(kind)
+        enabled = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not on meta tensors
         state += (enabled, torch.get_autocast_dtype(kind) if enabled else None)
     return state
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evenload.recompute._torch_private import FakeTensor, version
+from evenload.recompute._torch_private import is_empty, version
 from evenload.recompute.errors import changed_since, missing
 from evenload.recompute.geometry import Geometry, view
 from evenload.recompute.values import Source
@@ -65,9 +65,9 @@ class Cell:
 
     @property
     def readable(self) -> bool:
-        """Whether its content is there: not so for fake tensors, and for weights that FSDP has let go of meanwhile."""
+        """Whether its content is there: not so for tensors without data, and weights that FSDP has let go of."""
         tensor = self._tensor
-        if tensor is None or isinstance(tensor, FakeTensor):
+        if tensor is None or is_empty(tensor):
             return False
         return not tensor.numel() or tensor.untyped_storage().nbytes() > 0
 

@@ -24,7 +24,7 @@ from evenload.recompute.aten import draws, flops, is_autocast, is_inert, reads_d
 from evenload.recompute.geometry import Ref, geometry, is_plain, ref
 from evenload.recompute.names import CallNames, ModulePath
 from evenload.recompute.values import Recording, Saved, Sighting, Source, Step, Value, Write
-from evenload.recompute.wrappers import tensors, unwrap
+from evenload.recompute.wrappers import strided_parts, tensors, unwrap
 
 
 class Recorder(TorchDispatchMode):
@@ -123,7 +123,11 @@ class Recorder(TorchDispatchMode):
         at = None
         number = len(self._saved)
         late = self._is_late()
-        if plain is not None and is_plain(plain):
+        holds: tuple[int, ...] = ()
+        if plain is None or not is_plain(plain):
+            keys = [storage_key(part) for part in strided_parts(tensor)]
+            holds = tuple(self._current[key] for key in keys if key in self._current)
+        else:
             value = self._value(plain)
             at = ref(value.number, plain, value.anchor)
             _sight(value, Source("pack", (number,), late), plain)
@@ -142,6 +146,7 @@ class Recorder(TorchDispatchMode):
                 wrappings=wrappings,
                 at=at,
                 node=next_node(),
+                holds=holds,
             )
         )
 

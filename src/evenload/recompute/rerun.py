@@ -16,7 +16,7 @@ import torch
 
 from evenload.recompute._torch_private import NO_TASK, at_end_of_backward, graph_task, wait
 from evenload.recompute.aten import generator_state, set_generator_state
-from evenload.recompute.errors import changed_result
+from evenload.recompute.errors import changed_result, missing_result
 from evenload.recompute.geometry import Ref, matches, view, whole_copy
 from evenload.recompute.program import Blank, Call, Cell, Program
 from evenload.recompute.wrappers import tensors
@@ -134,6 +134,8 @@ def perform(
     for before, after in call.writes:
         yield after, given[before]
     for number, value, expected in call.results:
+        if number >= len(returned):
+            raise missing_result(call.label)
         made = returned[number]
         if not matches(made, expected.size, expected.stride, expected.dtype):
             raise changed_result(call.label, expected, made)

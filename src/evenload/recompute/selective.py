@@ -22,6 +22,7 @@ from evenload.recompute.layer_graph import label
 from evenload.recompute.layer_plan import LayerPlan
 from evenload.recompute.policies import as_policy
 from evenload.recompute.report import KindReport
+from evenload.recompute.stand_in import require_none
 from evenload.recompute.state import LayerState
 
 
@@ -82,6 +83,7 @@ def selective_checkpoint(
         >>> checkpoint(block, x, use_reentrant=False, context_fn=chosen.context_fn)  # doctest: +SKIP
     """
     layer = getattr(layer, "_orig_mod", layer)
+    require_none(layer, type(layer).__name__)
     own = as_policy(policy, (), (), (), 1).for_layer(0)
     state = LayerState(layer=layer, name=type(layer).__name__, policy=own)
     with torch.compiler.set_stance("force_eager"), Handle(layer, [state]) as handle:

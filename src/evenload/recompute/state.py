@@ -94,6 +94,20 @@ class LayerState:
         """The plan of a layer like this one, unless this one goes its own way."""
         return self.kin.get(self.related(key, fake)) if self.kin and not self.mismatches[key] else None
 
+    def of_copy(self, layer: torch.nn.Module) -> LayerState:
+        """The same for a copy of the layer, which has not run yet."""
+        return LayerState(
+            layer=layer,
+            name=self.name,
+            number=self.number,
+            kin=self.kin,
+            policy=self.policy,
+            whole=self.whole,
+            mp_comm=self.mp_comm,
+            slicing=self.slicing,
+            rehearse=self.rehearse,
+        )
+
     def notices(self) -> list[str]:
         """What the user should know."""
         if self.slicing is not None and self.slicing.notice:

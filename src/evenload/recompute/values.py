@@ -123,6 +123,8 @@ class Saved:
     """The plain tensor inside; None if it is no strided memory, and so is always kept."""
     node: int
     """Number of the autograd node that saved it."""
+    holds: tuple[int, ...] = ()
+    """Values that lie in its memory where it is no plain tensor, so that they stay with it."""
     alive: bool = True
     """The node is still there when the layer has returned. Others lead to nothing that is differentiated."""
 

@@ -46,6 +46,17 @@ def unwrap(tensor: torch.Tensor) -> tuple[torch.Tensor | None, tuple[Wrapping, .
     return tensor, tuple(wrappings)
 
 
+def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The strided tensors in whose memory a tensor lies."""
+    if is_wrapper(tensor):
+        names, _ = cast("Any", tensor).__tensor_flatten__()
+        for part in (getattr(tensor, name) for name in names):
+            if isinstance(part, torch.Tensor):
+                yield from strided_parts(part)
+    elif tensor.layout is torch.strided:
+        yield tensor
+
+
 def wrap(tensor: torch.Tensor, wrappings: tuple[Wrapping, ...]) -> torch.Tensor:
     """Put wrappers back on, without gradient."""
     for one in reversed(wrappings):
