@@ -66,7 +66,7 @@ only_once.register_autograd(
 _allowed = [True]
 
 
-class OnlyOnce(Base):
+class Unrepeatable(Base):
     """Cannot be called outside of its layer's forward."""
 
     def forward(self, x):
@@ -96,7 +96,7 @@ def check(model, forward, policy, **options):
 
 @pytest.mark.parametrize("rehearse", [False, True])
 @pytest.mark.parametrize("policy", [[".*", r".*\..*"], LayerPolicy(full=True)], ids=["select", "full"])
-@pytest.mark.parametrize("make", [Conjugate, Negative, Recurrent, OnlyOnce])
+@pytest.mark.parametrize("make", [Conjugate, Negative, Recurrent, Unrepeatable])
 def test_gradients_and_bytes(make, policy, rehearse):
     check(*toy(make), policy, whole="engine", rehearse=rehearse)
 
