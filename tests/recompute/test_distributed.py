@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-import torch
+from tests.processes import by_scenario, together
 from tests.recompute import ranks
 
 pytestmark = pytest.mark.slow
@@ -15,25 +13,7 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory):
     """What every scenario found, for both ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = torch.multiprocessing.spawn(ranks.main, (str(folder),), nprocs=ranks.RANKS, join=False)
-    try:
-        latest = time.monotonic() + 500
-        while not processes.join(timeout=5):  # it returns as soon as one of them has come to its end
-            if time.monotonic() > latest:
-                pytest.fail("the ranks did not come to an end")
-    finally:
-        for process in processes.processes:
-            if process.is_alive():
-                process.terminate()
-    both = [torch.load(folder / f"results{rank}.pt", weights_only=False) for rank in range(ranks.RANKS)]
-
-    def found(name):
-        for one in both:
-            if isinstance(one[name], str):
-                pytest.fail(one[name])
-        return [one[name] for one in both]
-
-    return found
+    return by_scenario(together(ranks.main, ranks.RANKS, folder, str(folder), limit=500))
 
 
 def exact(result) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import pickle
 
 import pytest
@@ -89,3 +90,36 @@ def test_a_layer_that_is_recomputed_is_not_made_ready_for_the_compiler():
             selective_checkpoint(model.layers[0], DEFAULT, x)
         assert "forward" in model.layers[0].__dict__
     selective_checkpoint(model.layers[0], DEFAULT, x)
+
+
+def test_a_copy_of_the_model_is_recomputed_with_its_own_weights():
+    model, forward = toy()
+    with apply(model, select=DEFAULT):
+        forward().backward()
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(1.5)
+        x = torch.randn(2, 16, 8)
+        found = step(other, lambda: other(x))
+        assert "forward" in other.layers[0].__dict__
+    for layer in other.layers:
+        del layer.__dict__["forward"]
+    assert same(step(other, lambda: other(x)), found)
+
+
+def test_a_model_can_be_saved_whole_and_its_weights_are_named_as_before():
+    model, forward = toy()
+    names, kinds = list(model.state_dict()), [type(one) for one in model.modules()]
+    with apply(model, select=DEFAULT):
+        forward().backward()
+        assert list(model.state_dict()) == names
+        assert [type(one) for one in model.modules()] == kinds
+        assert [name for name, _ in model.named_modules()] == [name for name, _ in toy()[0].named_modules()]
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        loaded = pickle.loads(pickle.dumps(model))
+    x = torch.randn(2, 16, 8)
+    assert torch.equal(loaded(x), model(x))
+    stored.seek(0)
+    assert torch.equal(torch.load(stored, weights_only=False)(x), model(x))

@@ -5,12 +5,11 @@ All scenarios run in one pair of processes, because starting one takes seconds. 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from tests.processes import run_all
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -53,18 +52,7 @@ def scenario(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def main(rank: int, folder: str) -> None:
-    """One process: run everything and leave the results in a file."""
-    torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", RANKS)
-    distributed.init_process_group("gloo", rank=rank, world_size=RANKS, store=store)
-    results: dict[str, Any] = {}
-    for name, run in SCENARIOS.items():
-        try:
-            results[name] = run()
-        except Exception:  # noqa: BLE001  # the other rank would wait for ever: both must go on
-            results[name] = traceback.format_exc()
-    torch.save(results, Path(folder) / f"results{rank}.pt")
-    distributed.destroy_process_group()
+    run_all(rank, RANKS, folder, SCENARIOS)
 
 
 def build(family: str = "llama", **changes: Any) -> nn.Module:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
+from tests.processes import together
 from tests.runtime import ranks
 from tests.runtime.cases import EXACT
 
@@ -15,17 +14,7 @@ LIMIT = 400
 
 
 def run_ranks(world: int, folder) -> list[dict]:
-    processes = torch.multiprocessing.spawn(ranks.main, (world, str(folder)), nprocs=world, join=False)
-    end = time.monotonic() + LIMIT
-    try:
-        while not processes.join(timeout=1):  # comes back whenever one of them has ended
-            if time.monotonic() > end:
-                pytest.fail("the ranks did not come to an end")
-    finally:
-        for process in processes.processes:
-            if process.is_alive():
-                process.terminate()
-    return [torch.load(folder / f"results{rank}.pt", weights_only=False) for rank in range(world)]
+    return together(ranks.main, world, folder, world, str(folder), limit=LIMIT)
 
 
 @pytest.fixture(scope="module")
