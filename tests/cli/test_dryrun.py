@@ -2,10 +2,13 @@
 
 import json
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
 
+from evenload.cli.flags import Flags
+from evenload.cli.functions import DRY_RUN, TRACE
 from evenload.cli.main import main
 from evenload.ledger.curve import curve
 from evenload.ledger.files import read_ledger
@@ -210,7 +213,15 @@ def test_the_exit_code_is_the_answer(capsys, config):
         (["{program}:build", "--input", "2,3"], "is no shape"),
         (["{program}:build", "--input", "2x3:text"], "is no type"),
         (["{program}:build", "--input", "2x5"], "raised RuntimeError"),
-        (["{program}:build", "--tp", "2"], "--tp is for configurations"),
+        (["{program}:build", "--input", "2x3x32x32", "--seq", "8"], "--seq says nothing beside --input"),
+        (["{program}:build", "--input", "2x3x32x32", "--micro-batch", "8"], "--micro-batch says nothing beside"),
+        (["{program}:with_inputs", "--micro-batch", "8"], "nothing says how long they are"),
+        (["{program}:build", "--step", "{program}:step", "--micro-batches", "2"], "--micro-batches says nothing"),
+        (["{program}:build", "--step", "{program}:step", "--autocast", "bf16"], "--autocast says nothing beside"),
+        (["{program}:build", "--step", "{program}:step", "--input", "2x3x32x32"], "--input says nothing beside"),
+        (["{program}:with_inputs", "--adamw", "loop", "--optimizer", "sgd"], "the optimizer is sgd"),
+        (["{program}:language", "--full", "--layers", "model.layers"], "leave one out"),
+        (["{program}:with_inputs", "--memory", "5"], "less than any device has"),
         (["{program}:broken"], "raised KeyError"),
         (["{program}:deciding"], "aten.nonzero"),
         (["{config}", "--step", "a:b"], "--step is for functions"),
@@ -241,3 +252,41 @@ def test_a_wrong_configuration_is_refused(capsys, tmp_path, change, says):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**LLAMA, **change}))
     assert says in refusal(capsys, str(path))
+
+
+VALUES = (
+    *((name, "2") for name in ("tp", "pp", "interleave", "dp", "cp", "ep", "etp", "zero")),
+    *((name, "2") for name in ("micro_batch", "micro_batches")),
+    *((name, "fp32") for name in ("dtype", "grad_dtype", "optimizer_dtype")),
+    *(("master_weights",), ("sequence_parallel",), ("seq", "32"), ("optimizer", "sgd"), ("attention", "eager")),
+    *(("backend", "megatron"), ("schedule", "gpipe"), ("hardware", "h100"), ("recompute", "full"), ("offset", "1")),
+    *(("memory", "80GiB"), ("config", "plan.yaml")),
+)
+"""A value for every flag that verbs share."""
+
+
+def test_every_flag_has_an_effect_on_the_dry_run_of_a_function_or_is_refused(capsys, program):
+    assert {name for name, *_ in VALUES} == {field.name for field in fields(Flags)}
+    language = f"{program}:language"
+    plain = answer(capsys, language, "--seq", "64")
+    for name, *value in VALUES:
+        flag = f"--{name.replace('_', '-')}"
+        words = (language, *(() if name == "seq" else ("--seq", "64")), flag, *value)
+        if name in DRY_RUN:
+            said = answer(capsys, *words)
+            assert (said["curve"], said.get("limit")) != (plain["curve"], plain.get("limit")), flag
+        else:
+            said = refusal(capsys, *words)
+            assert f"{flag} is for configurations" in said
+            assert "fix: " in said
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan", "names", "dryrun"])
+def test_verbs_refuse_the_same_flags_for_a_function(capsys, program, verb):
+    meant = DRY_RUN if verb == "dryrun" else TRACE
+    for name, *value in VALUES:
+        if name in meant:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        assert main([verb, f"{program}:language", "--seq", "64", flag, *value]) == 2
+        assert f"{flag} is for configurations" in capsys.readouterr().err

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evenload.cli._shared import ForceFlag, JsonFlag, VerboseFlag, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
-from evenload.cli.inputs import read_inputs, read_setup
+from evenload.cli.functions import DRY_RUN, refuse_beside_step, refuse_meaningless
+from evenload.cli.inputs import read_inputs, read_limit, read_setup
+from evenload.cli.traced import example_inputs
 from evenload.errors import ANSWER_NO, EvenloadError, Notice, did_you_mean, shown
 from evenload.model.presets import model_source
 from evenload.record import require_torch
@@ -21,7 +23,6 @@ from evenload.record.targets import find_target
 from evenload.report.dryrun import DryRun, as_json, as_text
 from evenload.report.dryrun_ranks import as_json as ranks_as_json
 from evenload.report.dryrun_ranks import as_text as ranks_as_text
-from evenload.units import parse_bytes
 
 if TYPE_CHECKING:
     from evenload.ledger.ledger import Ledger
@@ -34,8 +35,6 @@ TargetArgument = Annotated[
         help="package.module:function that builds a model, a preset, a config.json, or a settings file.",
     ),
 ]
-_FOR_PLANS: Final = ("tp", "pp", "interleave", "dp", "cp", "ep", "etp", "zero", "sequence_parallel", "offset", "config")
-"""Flags that say how a configuration is divided; a function of the user's divides its model itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +53,18 @@ class _Asked:
     real: bool
     count: int | None
     """Layers that really run; None: all."""
+
+    def given(self, flags: Flags) -> frozenset[str]:
+        """Options of a run's step that were given."""
+        said = {
+            "--micro-batches": flags.micro_batches is not None,
+            "--autocast": self.autocast is not None,
+            "--optimizer": flags.optimizer is not None,
+            "--adamw": self.optimizer is not None,
+            "--input": bool(self.inputs),
+            "--seq": flags.seq is not None,
+        }
+        return frozenset(name for name, is_given in said.items() if is_given)
 
 
 @with_flags
@@ -102,6 +113,10 @@ def run(
     """Run training steps as a device would, without the device and its memory; say what they would allocate."""
     require_torch()
     count, path = _layers(layers, real=real)
+    if full and layers is not None:
+        raise EvenloadError(
+            "--full runs all layers, and --layers says which list stands for few", where="--full", fix="leave one out"
+        )
     device = device or _device(real=real)
     asked = _Asked(
         device=device,
@@ -147,7 +162,11 @@ def _of_plan(target: str, asked: _Asked, flags: Flags, *, one: bool) -> tuple[li
     """The dry runs of a configuration or a settings file: of one device, of one rank, or of one rank of each stage."""
     for value, name in ((asked.step, "--step"), (asked.inputs, "--input"), (asked.layers, "--layers")):
         if value:
-            raise EvenloadError(f"{name} is for functions; {target} is trained on tokens", where=name)
+            raise EvenloadError(
+                f"{name} is for functions; {target} is trained on tokens",
+                where=name,
+                fix="name a function, package.module:function, or leave it out",
+            )
     inputs = read_inputs(target, flags)
     setup = inputs.plan.setup
     from evenload.record.functions import find_dtype  # noqa: PLC0415  # imports torch
@@ -167,7 +186,11 @@ def _of_plan(target: str, asked: _Asked, flags: Flags, *, one: bool) -> tuple[li
         goes = [lambda: (alone(), ())]
     else:
         if asked.real:
-            raise EvenloadError("a plan for several devices cannot run for real here", where="--real")
+            raise EvenloadError(
+                "a plan for several devices cannot run for real here",
+                where="--real",
+                fix="leave out --real, which needs no devices then, or the degrees",
+            )
         from evenload.runtime.dryrun import first_rank, prepare_rank  # noqa: PLC0415  # imports torch
 
         if asked.rank is None and one and setup.pp > 1:
@@ -196,25 +219,27 @@ def _of_plan(target: str, asked: _Asked, flags: Flags, *, one: bool) -> tuple[li
 def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[list[DryRun], tuple[Notice, ...]]:
     """The dry run of what a function builds."""
     if asked.rank is not None:
-        raise EvenloadError(f"--rank is for configurations; {target} divides its model itself", where="--rank")
-    for name in _FOR_PLANS:
-        if getattr(flags, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise EvenloadError(f"{flag} is for configurations; {target} divides its model itself", where=flag)
+        raise EvenloadError(
+            f"--rank is for configurations; {target} divides its model itself", where="--rank", fix="leave it out"
+        )
+    refuse_meaningless(flags, target, DRY_RUN)
+    _refuse_unused(asked, flags)
     setup, _ = read_setup(None, flags)
     from evenload.record.dryrun import dryrun, real_run  # noqa: PLC0415  # imports torch
     from evenload.record.functions import find_dtype, load_function  # noqa: PLC0415
 
     build = load_function(target)
     own = load_function(asked.step) if asked.step else None
-    limit = parse_bytes(flags.memory, where="--memory") if flags.memory is not None else None
+    if own is not None:
+        refuse_beside_step(own, asked.given(flags))
+    limit = read_limit(None, flags)
     run_it = partial(real_run, count=asked.count) if asked.real else partial(dryrun, full=asked.full)
     start = time.perf_counter()
     ledger = run_it(
         build,
         own,
         device=asked.device,
-        inputs=_batch(asked.inputs, micro_batch=setup.micro_batch, seq=flags.seq),
+        inputs=example_inputs(asked.inputs, micro_batch=setup.micro_batch, seq=flags.seq),
         optimizer=_optimizer(asked, setup.optimizer),
         steps=asked.steps,
         micro_batches=setup.micro_batches,
@@ -226,20 +251,17 @@ def _of_function(target: str, asked: _Asked, flags: Flags) -> tuple[list[DryRun]
     return [DryRun(ledger=ledger, target=place, seconds=seconds, title=target, limit=limit)], ()
 
 
-def _batch(shapes: tuple[str, ...], *, micro_batch: int, seq: int | None) -> Any:
-    """What the model is called with: tensors of the given shapes, or tokens where `--seq` says how many."""
-    from evenload.record.functions import shaped  # noqa: PLC0415  # imports torch
-
-    if shapes:
-        return shaped(shapes, where="--input")
-    if seq is None:
-        return None
-    from evenload.record.hugging_face import token_batches  # noqa: PLC0415
-
-    def batch(model: Any) -> Any:
-        return token_batches(model, micro_batch=micro_batch, seq=seq, device="cpu")()
-
-    return batch
+def _refuse_unused(asked: _Asked, flags: Flags) -> None:
+    """Make sure that nothing is said about inputs, or about AdamW, that is not looked at."""
+    for name, given in (("--seq", flags.seq), ("--micro-batch", flags.micro_batch)):
+        if given is not None and asked.inputs:
+            raise EvenloadError(f"{name} says nothing beside --input, which gives whole shapes", where=name)
+    if flags.micro_batch is not None and flags.seq is None:
+        raise EvenloadError(
+            "--micro-batch counts sequences of tokens, and nothing says how long they are",
+            where="--micro-batch",
+            fix="add --seq, or give whole shapes by --input",
+        )
 
 
 def _layers(text: str | None, *, real: bool) -> tuple[int | None, str | None]:
@@ -275,8 +297,12 @@ def _adamw(kernel: str | None) -> str | None:
 
 
 def _optimizer(asked: _Asked, chosen: str) -> Any:
-    if asked.optimizer is None or chosen != "adamw":
+    if asked.optimizer is None:
         return chosen
+    if chosen != "adamw":
+        raise EvenloadError(
+            f"--adamw is a form of AdamW, and the optimizer is {chosen}", where="--adamw", fix="leave it out"
+        )
     return "adamw" if asked.optimizer == "foreach" else f"adamw-{asked.optimizer}"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from evenload.cli.flags import Flags, Tracing
+from evenload.cli.functions import TRACE, refuse_beside_step, refuse_meaningless
 from evenload.cli.inputs import read_layout, read_limit, read_policy, read_setup
 from evenload.dialects.detect import read_settings
 from evenload.errors import EvenloadError, Notice, shown
@@ -19,12 +20,6 @@ from evenload.units import human_count, plural
 if TYPE_CHECKING:
     from evenload.recompute.traced import TracedModel
     from evenload.setup import DType, Setup
-
-_BUILT_IN: Final = (
-    *("tp", "dp", "cp", "ep", "etp", "zero", "sequence_parallel"),
-    *("dtype", "grad_dtype", "master_weights", "optimizer_dtype", "attention", "backend"),
-)
-"""Flags about what the function itself decides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,10 +121,7 @@ def read_traced(name: str, flags: Flags, tracing: Tracing) -> Traced:
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
     function = own.plan.model if own is not None and own.plan.model else name
-    for field in _BUILT_IN:
-        if getattr(flags, field) is not None:
-            flag = f"--{field.replace('_', '-')}"
-            raise EvenloadError(f"{flag} is for configurations; {function} decides that itself", where=flag)
+    refuse_meaningless(flags, function, TRACE)
     setup, notices = read_setup(reading, flags)
     model = _trace(function, setup, flags, tracing)
     layout, said = read_layout(function, len(model.kinds), setup, reading, flags)
@@ -143,9 +135,13 @@ def _trace(function: str, setup: Setup, flags: Flags, tracing: Tracing) -> Trace
     from evenload.record.dryrun import preparing  # noqa: PLC0415
     from evenload.record.functions import find_dtype, load_function  # noqa: PLC0415
 
+    build = load_function(function)
+    step = load_function(tracing.step) if tracing.step else None
+    if step is not None:
+        refuse_beside_step(step, _given(flags, tracing))
     prepare = preparing(
-        load_function(function),
-        load_function(tracing.step) if tracing.step else None,
+        build,
+        step,
         device="cuda",
         inputs=example_inputs(tuple(tracing.input or ()), micro_batch=setup.micro_batch, seq=_tokens(setup, flags)),
         optimizer=setup.optimizer,
@@ -153,6 +149,12 @@ def _trace(function: str, setup: Setup, flags: Flags, tracing: Tracing) -> Trace
         autocast=find_dtype(autocast_type(tracing), "--autocast"),
     )
     return trace_model(prepare, name=function, layers=tracing.layers)
+
+
+def _given(flags: Flags, tracing: Tracing) -> list[str]:
+    """Options of the step that were given; a trace does not need the number of micro-batches from a step."""
+    said = {"--autocast": tracing.autocast, "--optimizer": flags.optimizer, "--input": tracing.input}
+    return [name for name, value in said.items() if value]
 
 
 def _tokens(setup: Setup, flags: Flags) -> int | None:
