@@ -41,6 +41,25 @@ def test_settings_come_from_a_file_and_flags_go_over_them(folder, capsys):
     assert "step 2 " not in out
 
 
+def test_the_peak_is_predicted_before_the_first_step_and_measured(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--memory-file", "memory.json"]) == 0
+    (rank,) = json.loads((folder / "memory.json").read_text())["ranks"]
+    assert rank["predicted"] == rank["measured"] == sum(rank["held"].values())
+    out = capsys.readouterr().out
+    assert out.index("difference") > out.index("step 1 ")
+
+
+def test_a_prediction_stands_even_where_the_run_fails(folder):
+    assert main(["train", "plan.yaml", *OWN, "--memory-file", "memory.json", "--learning-rate", "1e30"]) == 1
+    (rank,) = json.loads((folder / "memory.json").read_text())["ranks"]
+    assert rank["predicted"] > 0
+
+
+def test_nothing_is_predicted_when_nobody_asks(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--no-predict"]) == 0
+    assert "difference" not in capsys.readouterr().out
+
+
 def test_token_files_are_read(folder):
     (np.arange(500) % 256).astype("<u2").tofile(folder / "tokens.bin")
     assert main(["train", "plan.yaml", *SHORT, "--data", "tokens.bin"]) == 0

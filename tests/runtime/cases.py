@@ -13,7 +13,14 @@ from evenload.errors import EvenloadError
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy
-from evenload.runtime.pipeline import parallelize
+from evenload.record.recorder import record
+from evenload.runtime.memory import step_peaks
+from evenload.runtime.optimizer import make_optimizer
+from evenload.runtime.pipeline import examined, made, next_token_loss, parallelize
+from evenload.runtime.ranks import find_ranks
+from evenload.runtime.rehearse import rehearse_rank
+from evenload.runtime.settings import RunSettings
+from evenload.runtime.step import train_step
 from evenload.setup import Setup
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {2: {}, 4: {}}
@@ -118,3 +125,37 @@ def refusal(plan: Plan, make: Callable[[], Any] = reference) -> str:
 add(2, "too few processes", partial(refusal, plan_of([3, 3, 3, 2], "1f1b", 4)))
 add(2, "another model", partial(refusal, plan_of([6, 6], "1f1b", 4, Policy())))
 add(2, "too few micro-batches", partial(refusal, plan_of([6, 5], "1f1b", 1)))
+
+
+def peaks(plan: Plan, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
+    """Peaks of this rank's steps: rehearsed before they run, and recorded when they do."""
+    settings = RunSettings(accumulation=accumulation, clip=1.0)
+    make = partial(reference, **changes)
+    whole = made(make)
+    anatomy = examined(whole, plan, None, None, None)
+    ledger = rehearse_rank(whole, anatomy, plan, find_ranks(plan, None, None), settings, loss=next_token_loss)
+    pipeline, _ = parallelize(make, plan, accumulation=accumulation)
+    optimizer = make_optimizer(pipeline.parameters(), settings)
+
+    def tokens(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        one, other = batch(plan.setup.micro_batches)
+        return one.clone(), other.clone()
+
+    with record(model=torch.nn.ModuleList(pipeline.chunks), optimizer=optimizer) as recording:
+        for number in range(3):
+            train_step(pipeline, optimizer, settings, tokens, number)
+            recording.step()
+    pipeline.remove()
+    return {"predicted": step_peaks(ledger)[:2], "measured": step_peaks(recording.ledger)[:3]}
+
+
+for schedule, table in (
+    ("gpipe", [6, 5]),
+    ("1f1b", [4, 7]),
+    ("interleaved_1f1b", [[3, 3], [3, 2]]),
+    ("interleaved_zero_bubble", [[3, 3], [3, 2]]),
+    ("zbv", [[2, 4], [4, 1]]),
+    ("dualpipe_v", [[3, 3], [3, 2]]),
+):
+    add(2, f"peaks {schedule}", partial(peaks, plan_of(table, schedule, 4)))
+add(2, "peaks accumulated", partial(peaks, plan_of([6, 5], "1f1b", 4, Policy()), accumulation=2))

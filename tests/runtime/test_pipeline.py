@@ -85,6 +85,16 @@ def test_a_tied_embedding_begins_the_same_at_both_ends(two):
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipe_v", "accumulated"],
+)
+def test_the_peak_of_every_rank_is_predicted_to_the_byte(two, name):
+    for found in of_case(two, f"peaks {name}"):
+        first, later = found["predicted"]
+        assert found["measured"] == [first, later, later]
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("too few processes", "the plan is for 4 processes with pp 4, and 2 run"),

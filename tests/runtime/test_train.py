@@ -29,6 +29,8 @@ def test_a_plan_changes_nothing_of_what_is_learned(tmp_path):
     assert first[1] > 5.0
     assert first[200] < 2.5
     assert "step 200  loss" in runs[0].outputs[0]
+    lines = [line.split() for line in runs[0].outputs[0].splitlines()]
+    assert [line[0] for line in lines if line[-1] == "none"] == ["0", "1"]  # measured peaks are the predicted ones
     assert runs[0].outputs[1] == ""
 
 

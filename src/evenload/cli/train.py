@@ -54,6 +54,12 @@ def run(
     ] = None,
     log_every: Annotated[int | None, typer.Option("--log-every", help="Steps between two log lines.")] = None,
     log_file: Annotated[str | None, typer.Option("--log-file", help="File that gets every step as JSON.")] = None,
+    predict: Annotated[
+        bool | None, typer.Option("--predict/--no-predict", help="Tell every rank's peak before it is reached.")
+    ] = None,
+    memory_file: Annotated[
+        str | None, typer.Option("--memory-file", help="File for predicted and measured peaks, as JSON.")
+    ] = None,
     collect_every: Annotated[
         int | None, typer.Option("--collect-every", help="Steps between two runs of Python's garbage collector.")
     ] = None,

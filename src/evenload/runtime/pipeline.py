@@ -49,7 +49,6 @@ class Pipeline:
         stages: Sequence[PipelineStage],
         *,
         ranks: Ranks,
-        tied: Tied | None,
         handles: Sequence[Handle],
         autocast: torch.dtype | None,
         anatomy: Anatomy,
@@ -67,8 +66,8 @@ class Pipeline:
         self.kind = kind
         self.places = tuple(places)
         """Every chunk of the pipeline, and who holds it."""
-        self._tied = tied
-        self._autocast = autocast
+        self._tied: Tied | None = None
+        self.autocast = autocast
         self._losses: list[torch.Tensor] = []
 
     @property
@@ -138,15 +137,23 @@ class Pipeline:
             cast("Any", distributed).broadcast(value, group=self.ranks.pp_group, group_src=holder)
         return value
 
+    def tie(self) -> None:
+        """Give tied parameters of two ranks the same values, and add up their gradients from now on."""
+        first, last, own = self.places[0].rank, self.places[-1].rank, self.ranks.stage
+        if not self.anatomy.tied or first == last or own not in {first, last}:
+            return
+        chunk = self.chunks[0] if own == first else self.chunks[-1]
+        self._tied = Tied(chunk, self.anatomy.tied, self.ranks, other=last if own == first else first)
+
     def remove(self) -> None:
         """End recomputation; the stages stay."""
         for handle in self.handles:
             handle.remove()
 
     def _computing(self) -> Any:
-        if self._autocast is None:
+        if self.autocast is None:
             return nullcontext()
-        return torch.autocast(self.ranks.device.type, self._autocast)
+        return torch.autocast(self.ranks.device.type, self.autocast)
 
 
 def parallelize(
@@ -188,64 +195,97 @@ def parallelize(
     """
     ranks = find_ranks(plan, mesh, device)
     with agreed(ranks.pp_group):
-        kind = torch_schedule(
-            plan.schedule,
-            pp=plan.setup.pp,
-            interleave=plan.setup.interleave,
-            micro_batches=plan.setup.micro_batches,
-        )
-        whole = _made(model)
-        anatomy = _examined(whole, plan, layers, example, autocast)
-        every = places(plan.layout, kind.style)
+        whole = made(model)
+        anatomy = examined(whole, plan, layers, example, autocast)
         materials = Materials(whole, ranks.device, seed=seed, init=init)
-        chunks = [make_chunk(materials, place, anatomy) for place in every if place.rank == ranks.stage]
-        handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
+        pipeline = assemble(
+            materials, anatomy, plan, ranks, loss=loss, autocast=autocast, share=plan.setup.micro_batches * accumulation
+        )
+    pipeline.tie()
+    return pipeline, pipeline.stages
+
+
+def assemble(
+    materials: Materials,
+    anatomy: Anatomy,
+    plan: Plan,
+    ranks: Ranks,
+    *,
+    loss: Loss,
+    autocast: torch.dtype | None,
+    share: int,
+) -> Pipeline:
+    """This rank's part of a pipeline, made without talking to other ranks.
+
+    Args:
+        materials: where parameters come from.
+        anatomy: of the whole model.
+        plan: how it is divided.
+        ranks: this process's place.
+        loss: mean loss of a micro-batch.
+        autocast: type in which forward runs under autocast.
+        share: what the loss of a micro-batch is divided by.
+
+    Raises:
+        EvenloadError: the plan's schedule cannot run so, or its policy does not fit the layers.
+    """
+    setup = plan.setup
+    kind = torch_schedule(plan.schedule, pp=setup.pp, interleave=setup.interleave, micro_batches=setup.micro_batches)
+    every = places(plan.layout, kind.style)
+    chunks = [make_chunk(materials, place, anatomy) for place in every if place.rank == ranks.stage]
+    handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
     for chunk in chunks:
         chunk.arm()
     stages = tuple(_stage(chunk, len(every), anatomy, ranks) for chunk in chunks)
-    share = plan.setup.micro_batches * accumulation
 
     def divided(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return loss(logits, target) / share
 
     schedule = cast("Any", get_schedule_class(kind.torch_name))(
         list(stages) if kind.several else stages[0],
-        n_microbatches=plan.setup.micro_batches,
+        n_microbatches=setup.micro_batches,
         loss_fn=divided,
         scale_grads=False,  # by the loss: a tied parameter of two stages of one rank would be scaled twice
     )
-    tied = _tie(anatomy, every, chunks, ranks)
-    pipeline = Pipeline(
+    return Pipeline(
         schedule,
         stages,
         ranks=ranks,
-        tied=tied,
         handles=handles,
         autocast=autocast,
         anatomy=anatomy,
         kind=kind,
         places=every,
     )
-    return pipeline, stages
 
 
-def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """The model itself, or what a function makes, without values of parameters.
+
+    Raises:
+        EvenloadError: the function makes something else.
+    """
     if isinstance(model, nn.Module):
         return model
     with without_parameters():
-        made = cast("object", model())
-    if not isinstance(made, nn.Module):
-        raise EvenloadError(f"the function makes a {type(made).__name__}, not a torch.nn.Module", where="$.model")
-    return made
+        whole = cast("object", model())
+    if not isinstance(whole, nn.Module):
+        raise EvenloadError(f"the function makes a {type(whole).__name__}, not a torch.nn.Module", where="$.model")
+    return whole
 
 
-def _examined(
+def examined(
     whole: nn.Module,
     plan: Plan,
     layers: str | None,
     example: tuple[torch.Tensor, ...] | None,
     autocast: torch.dtype | None,
 ) -> Anatomy:
+    """The parts of a model that a plan is for.
+
+    Raises:
+        EvenloadError: the model cannot be cut, or the plan is for another.
+    """
     batch = example or (torch.zeros((plan.setup.micro_batch, plan.setup.seq), dtype=torch.int64),)
     with nullcontext() if autocast is None else torch.autocast(batch[0].device.type, autocast):
         anatomy = examine(whole, batch, layers)
@@ -281,11 +321,3 @@ def _stage(chunk: Chunk, count: int, anatomy: Anatomy, ranks: Ranks) -> Pipeline
         output_args=(anatomy.result.like() if place.last else anatomy.hidden.like(),),
         group=ranks.pp_group,
     )
-
-
-def _tie(anatomy: Anatomy, every: Sequence[Place], chunks: Sequence[Chunk], ranks: Ranks) -> Tied | None:
-    first, last = every[0].rank, every[-1].rank
-    if not anatomy.tied or first == last or ranks.stage not in {first, last}:
-        return None
-    chunk = chunks[0] if ranks.stage == first else chunks[-1]
-    return Tied(chunk, anatomy.tied, ranks, other=last if ranks.stage == first else first)

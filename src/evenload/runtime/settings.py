@@ -73,6 +73,10 @@ class RunSettings:
     """Steps between two log lines."""
     log_file: str | None = None
     """File that gets every step as a line of JSON."""
+    predict: bool = True
+    """Rehearse every rank's step before the first, and tell its peak beside the one that is measured."""
+    memory_file: str | None = None
+    """File that gets the predicted peaks before the first step, and later the measured ones beside them."""
     collect_every: int | None = None
     """Steps between two runs of Python's garbage collector, which then never runs by itself."""
     layers: str | None = None
@@ -132,6 +136,7 @@ def read_run(path: str | Path) -> RunSettings:
         settings,
         data=tuple(_beside(one, beside) for one in settings.data),
         checkpoints=None if settings.checkpoints is None else _beside(settings.checkpoints, beside),
+        memory_file=None if settings.memory_file is None else _beside(settings.memory_file, beside),
         log_file=None if settings.log_file is None else _beside(settings.log_file, beside),
     )
 

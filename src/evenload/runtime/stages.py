@@ -187,7 +187,7 @@ class Materials:
             if id(parameter) not in memo:
                 memo[id(parameter)] = parameter if parameter.is_meta else on_meta(parameter)
         for buffer in self.model.buffers():
-            memo[id(buffer)] = buffer.to(self._device)
+            memo[id(buffer)] = self.buffer(buffer)
         for path in layers:
             memo[id(self.model.get_submodule(path))] = nn.Identity()
         try:
@@ -197,6 +197,10 @@ class Materials:
                 f"the model cannot be copied: {type(error).__name__}: {error}",
                 fix="keep what cannot be copied outside the model",
             ) from error
+
+    def buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        """A buffer on the device."""
+        return buffer.to(self._device)
 
     def fill(self, chunk: nn.Module, names: Mapping[str, str]) -> None:
         """Give parameters without values their first ones."""

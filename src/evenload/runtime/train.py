@@ -24,11 +24,13 @@ from evenload.runtime import checkpoint
 from evenload.runtime.data import Tokens, read_tokens
 from evenload.runtime.launch import Silent, agreed, common, joined, together
 from evenload.runtime.logs import Log, StepLine
-from evenload.runtime.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from evenload.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
 from evenload.runtime.pipeline import Pipeline, parallelize
 from evenload.runtime.reference import FAMILIES, ReferenceModel, read_sizes
 from evenload.runtime.settings import RunSettings
+from evenload.runtime.step import train_step
 from evenload.runtime.stopping import Stopping
+from evenload.runtime.watch import Watch
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Say = Callable[[str], object]
@@ -100,6 +102,7 @@ class _Run:
             self._data = self._read_data(config)
             make = build(config, plan, settings.implementation)
         self.pipeline = self._divided(make)
+        self._watch = Watch(plan, settings, self.pipeline, make)
         self._optimizer = make_optimizer(self.pipeline.parameters(), settings)
         self._rank = distributed.get_rank()
         self._say: Say = say if self._rank == 0 else _nothing
@@ -152,10 +155,12 @@ class _Run:
             stopping = stack.enter_context(Stopping(self._device))
             collector = stack.enter_context(self._collector()) if settings.collect_every else None
             log = stack.enter_context(self._log())
+            watch = stack.enter_context(self._watch.begun(self._optimizer, self._say))
             while step < settings.steps and told is None:
                 line = self._step(step)
                 step += 1
                 log.tell(line)
+                watch.step()
                 if collector is not None:
                     collector.step()
                 told = stopping.agreed()
@@ -168,24 +173,16 @@ class _Run:
         setup, settings = self._plan.setup, self._settings
         drawn = np.random.SeedSequence((settings.seed, step, self._rank)).generate_state(1, np.uint64)
         cast("Any", torch).manual_seed(int(drawn[0]) % 2**63)  # for dropout: the same after a resumption
-        self._optimizer.zero_grad()
-        loss = torch.zeros((), device=self._device)
-        for part in range(settings.accumulation):
-            tokens, target = self._batch(step * settings.accumulation + part)
-            last = part == settings.accumulation - 1
-            own = self.pipeline.step(tokens, target, accumulate=not last)
-            loss += self.pipeline.share(own)
-        norm = clip_gradients(self.pipeline, settings.clip)
         rate = learning_rate(step, settings)
         set_learning_rate(self._optimizer, rate)
-        cast("Any", self._optimizer).step()
-        tokens_done = setup.micro_batch * setup.micro_batches * setup.seq * setup.dp * settings.accumulation
+        done = train_step(self.pipeline, self._optimizer, settings, self._batch, step)
+        tokens = setup.micro_batch * setup.micro_batches * setup.seq * setup.dp * settings.accumulation
         return StepLine(
             step=step + 1,
-            loss=self._mean(loss),
-            norm=float(norm),
+            loss=self._mean(done.loss),
+            norm=float(done.norm),
             learning_rate=rate,
-            tokens_per_second=tokens_done / (perf_counter() - began),
+            tokens_per_second=tokens / (perf_counter() - began),
             memory=self._memory(),
         )
 
@@ -202,7 +199,7 @@ class _Run:
             )
         except EvenloadError as error:  # all ranks of a pipeline read the same
             raise error if ranks.stage == 0 else Silent(error.fact) from error
-        return tokens.to(self._device), target.to(self._device)
+        return tokens.to(self._device, copy=True), target.to(self._device, copy=True)  # NumPy's memory is not counted
 
     def _mean(self, loss: torch.Tensor) -> float:
         """The loss of all replicas: every rank has that of its own."""

@@ -1,0 +1,129 @@
+"""Watches the memory of a run: rehearses its step before it begins, and measures the first steps beside that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+import msgspec
+import torch
+from torch import distributed, nn
+
+from evenload.errors import EvenloadError
+from evenload.plan.plan import Plan
+from evenload.record.recorder import Recorder, record
+from evenload.runtime.launch import agreed
+from evenload.runtime.memory import RankMemory, of_ledger, step_peaks, table, write_memory
+from evenload.runtime.pipeline import Pipeline, made, next_token_loss
+from evenload.runtime.rehearse import rehearse_rank
+from evenload.runtime.settings import RunSettings
+
+MEASURED: Final = 3
+"""Steps after which a run has shown what its steps hold."""
+
+
+class Watch:
+    """Predicted and measured peak of one rank."""
+
+    def __init__(self, plan: Plan, settings: RunSettings, pipeline: Pipeline, make: Callable[[], nn.Module]) -> None:
+        self._settings = settings
+        self._pipeline = pipeline
+        self._steps = 0
+        self._recorder: Recorder | None = None
+        self._stack = ExitStack()
+        self._say: Callable[[str], object] = print
+        self.own = RankMemory(rank=distributed.get_rank())
+        if settings.predict:
+            self.own = self._predicted(plan, make)
+
+    def begun(self, optimizer: torch.optim.Optimizer, say: Callable[[str], object]) -> Self:
+        """Be ready for the run: to be used as a context manager."""
+        self._say = say
+        self._optimizer = optimizer
+        return self
+
+    def __enter__(self) -> Self:
+        if not self._settings.predict:
+            return self
+        self._tell(last=False)
+        if self._pipeline.ranks.device.type == "cpu":
+            model = nn.ModuleList(self._pipeline.chunks)
+            self._recorder = self._stack.enter_context(record(model=model, optimizer=self._optimizer))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is not None and isinstance(error, torch.OutOfMemoryError):
+            raise self._explained(error) from error
+
+    def step(self) -> None:
+        """A step has ended, on all ranks."""
+        self._steps += 1
+        if not self._settings.predict or self._steps > MEASURED:
+            return
+        if self._recorder is not None:
+            self._recorder.step()
+        elif self._steps < MEASURED:
+            torch.cuda.reset_peak_memory_stats(self._pipeline.ranks.device)
+        if self._steps == MEASURED:
+            self.own = msgspec.structs.replace(self.own, measured=self._measured())
+            self._tell(last=True)
+
+    def _measured(self) -> int:
+        if self._recorder is None:
+            return int(torch.cuda.max_memory_allocated(self._pipeline.ranks.device))
+        self._stack.close()
+        return step_peaks(self._recorder.ledger)[MEASURED - 1]
+
+    def _predicted(self, plan: Plan, make: Callable[[], nn.Module]) -> RankMemory:
+        pipeline = self._pipeline
+        try:
+            ledger = rehearse_rank(
+                made(make),
+                pipeline.anatomy,
+                plan,
+                pipeline.ranks,
+                self._settings,
+                loss=next_token_loss,
+                autocast=pipeline.autocast,
+                device=pipeline.ranks.device.type,
+            )
+        except EvenloadError as error:
+            return RankMemory(rank=pipeline.ranks.rank, why=error.fact)
+        return of_ledger(pipeline.ranks.rank, ledger)
+
+    def _tell(self, *, last: bool) -> None:
+        """Write what is known, and print it when all is."""
+        found: list[Any] = [None] * distributed.get_world_size()
+        cast("Any", distributed).all_gather_object(found, msgspec.to_builtins(self.own))
+        ranks = [msgspec.convert(one, RankMemory) for one in found]
+        with agreed():
+            if self._settings.memory_file is not None and distributed.get_rank() == 0:
+                write_memory(self._settings.memory_file, ranks)
+        if last:
+            self._say(table(ranks))
+
+    def _explained(self, error: BaseException) -> EvenloadError:
+        """Out of memory: what this rank was to hold, and what it had when it failed."""
+        from evenload.units import human_bytes  # noqa: PLC0415  # only for this message
+
+        own, device = self.own, self._pipeline.ranks.device
+        parts = sorted(own.held.items(), key=lambda item: -item[1])
+        made_of = ", ".join(f"{human_bytes(nbytes)} {name}" for name, nbytes in parts[:4])
+        predicted = (
+            "nothing was predicted"
+            if own.predicted is None
+            else (f"predicted were {human_bytes(own.predicted)} ({made_of})")
+        )
+        line = next(iter(str(error).splitlines()), "")
+        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        return EvenloadError(
+            f"rank {own.rank} is out of memory in step {self._steps + 1}: {line}; {predicted}, "
+            f"{human_bytes(held)} are allocated now",
+            fix="plan again with --memory below what the device has, or recompute more",
+            exit_code=1,
+        )
