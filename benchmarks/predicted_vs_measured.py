@@ -101,6 +101,7 @@ def by_recorder(plan: Plan, make: Any) -> int:
     pipeline, optimizer = build(plan, make)
     batch = batch_of(plan)
     with record(model=nn.ModuleList(pipeline.chunks), optimizer=optimizer) as recording:
+        recording.core.steps.told = True  # steps end where `step` says
         for step in range(3):
             train_step(pipeline, optimizer, SETTINGS, batch, step)
             recording.step()

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> object:
     """The rooms that import torch come in when they are asked for."""
     from importlib import import_module  # noqa: PLC0415  # `import evenload` stays free of torch
 
-    if name in {"recompute", "record"}:
+    if name in {"recompute", "record", "runtime"}:
         return import_module(f"evenload.{name}")
     homes = {
         "CustomOperator": "recompute.bprop",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from tests.runtime.models import SEQ, alone, batch, hugging_face, reference
+from torch import distributed
+from torch.distributed.tensor import DTensor
 
 from evenload.errors import EvenloadError
 from evenload.plan.layout import Layout
@@ -15,9 +18,9 @@ from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy
 from evenload.record.recorder import record
 from evenload.runtime.memory import step_peaks
-from evenload.runtime.optimizer import make_optimizer
-from evenload.runtime.pipeline import examined, made, next_token_loss, parallelize
-from evenload.runtime.ranks import find_ranks
+from evenload.runtime.optimizer import clip_gradients, make_optimizer
+from evenload.runtime.pipeline import examined, made, next_token_loss, parallelize, whole
+from evenload.runtime.ranks import device_mesh, find_ranks
 from evenload.runtime.rehearse import rehearse_rank
 from evenload.runtime.settings import RunSettings
 from evenload.runtime.step import train_step
@@ -131,9 +134,9 @@ def peaks(plan: Plan, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
     """Peaks of this rank's steps: rehearsed before they run, and recorded when they do."""
     settings = RunSettings(accumulation=accumulation, clip=1.0)
     make = partial(reference, **changes)
-    whole = made(make)
-    anatomy = examined(whole, plan, None, None, None)
-    ledger = rehearse_rank(whole, anatomy, plan, find_ranks(plan, None, None), settings, loss=next_token_loss)
+    model = made(make)
+    anatomy = examined(model, plan, None, None, None)
+    ledger = rehearse_rank(model, anatomy, plan, find_ranks(plan, None, None), settings, loss=next_token_loss)
     pipeline, _ = parallelize(make, plan, accumulation=accumulation)
     optimizer = make_optimizer(pipeline.parameters(), settings)
 
@@ -142,6 +145,7 @@ def peaks(plan: Plan, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
         return one.clone(), other.clone()
 
     with record(model=torch.nn.ModuleList(pipeline.chunks), optimizer=optimizer) as recording:
+        recording.core.steps.told = True
         for number in range(3):
             train_step(pipeline, optimizer, settings, tokens, number)
             recording.step()
@@ -159,3 +163,78 @@ for schedule, table in (
 ):
     add(2, f"peaks {schedule}", partial(peaks, plan_of(table, schedule, 4)))
 add(2, "peaks accumulated", partial(peaks, plan_of([6, 5], "1f1b", 4, Policy()), accumulation=2))
+
+
+SMALL = Policy(full=frozenset({1}), select={r"mlp\.mul": frozenset({0, 2})})
+
+
+def divided(make: Callable[[], Any], table: Any, schedule: str, **degrees: Any) -> dict[str, Any]:
+    """Steps of a pipeline whose stages are divided, beside those of one process that has all the data."""
+    plan = plan_of(table, schedule, 4, SMALL)
+    plan = replace(plan, setup=replace(plan.setup, **degrees))
+    micro_batches = plan.setup.micro_batches * plan.setup.dp
+    tokens, target = batch(micro_batches)
+    loss, gradients = alone(make(), tokens, target, micro_batches)
+    pipeline, _ = parallelize(make(), plan, device_mesh(plan))
+    own = slice(pipeline.ranks.replica * 8, pipeline.ranks.replica * 8 + 8)
+    losses, far = [], []
+    for _ in range(2):
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+        mean = pipeline.share(pipeline.step(tokens[own], target[own]))
+        distributed.all_reduce(mean)
+        losses.append(float(mean / distributed.get_world_size() - loss))
+        far.append(
+            max(
+                float((whole(parameter.grad) - gradients[name]).abs().max() / gradients[name].abs().max())
+                for name, parameter in pipeline.named_parameters().items()
+            )
+        )
+    norm = clip_gradients(pipeline, None)
+    total = torch.nn.utils.get_total_norm({id(one): one for one in gradients.values()}.values())
+    pipeline.remove()
+    return {
+        "loss": max(map(abs, losses)),
+        "gradients": max(far),
+        "norm": float(norm / total),
+        "held": sum(_local(one).numel() for one in pipeline.parameters()),
+    }
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+small = partial(reference, 5)
+tied = partial(reference, 5, tie_word_embeddings=True)
+DIVIDED: dict[str, Callable[[], Any]] = {
+    "tp": partial(divided, small, [2, 3], "1f1b", tp=2),
+    "tp with sequences": partial(divided, small, [2, 3], "gpipe", tp=2, sequence_parallel=True),
+    "tp of hugging face": partial(
+        divided, partial(hugging_face, layers=5), [[1, 1], [2, 1]], "interleaved_1f1b", tp=2, sequence_parallel=True
+    ),
+    "tp in a v": partial(divided, small, [[1, 1], [2, 1]], "zbv", tp=2),
+    "tp tied": partial(divided, tied, [2, 3], "1f1b", tp=2),
+    "fsdp": partial(divided, small, [2, 3], "1f1b", dp=2, zero=3),
+    "fsdp interleaved": partial(divided, small, [[1, 1], [2, 1]], "interleaved_1f1b", dp=2, zero=2),
+    "fsdp without bubbles": partial(divided, small, [[1, 1], [2, 1]], "interleaved_zero_bubble", dp=2, zero=2),
+    "fsdp of hugging face": partial(divided, partial(hugging_face, layers=5), [2, 3], "1f1b", dp=2, zero=3),
+    "fsdp tied": partial(divided, tied, [2, 3], "1f1b", dp=2, zero=3),
+}
+for name, run in DIVIDED.items():
+    add(4, name, run)
+
+
+def refused_division(make: Callable[[], Any], table: Any, schedule: str, **degrees: Any) -> str:
+    plan = plan_of(table, schedule, 4, SMALL)
+    plan = replace(plan, setup=replace(plan.setup, **degrees))
+    try:
+        parallelize(make, plan, device_mesh(plan))
+    except EvenloadError as error:
+        return str(error)
+    return "accepted"
+
+
+add(4, "uneven vocabulary", partial(refused_division, partial(reference, 5, vocab_size=97), [2, 3], "1f1b", tp=2))
+add(4, "tied at one rank", partial(refused_division, tied, [[1, 1], [2, 1]], "zbv", tp=2))
+add(4, "zero 1", partial(refused_division, small, [2, 3], "1f1b", dp=2, zero=1))

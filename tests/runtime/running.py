@@ -23,7 +23,7 @@ CONFIG = {
     "intermediate_size": 40,
     "num_hidden_layers": 5,
     "num_attention_heads": 2,
-    "num_key_value_heads": 1,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
 SETUP = {"micro_batch": 1, "micro_batches": 2, "seq": 32, "dtype": "fp32", "schedule": "1f1b"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.processes import together
 from tests.runtime import ranks
-from tests.runtime.cases import EXACT
+from tests.runtime.cases import DIVIDED, EXACT
 
 pytestmark = pytest.mark.slow
 LIMIT = 400
@@ -103,6 +103,32 @@ def test_the_peak_of_every_rank_is_predicted_to_the_byte(two, name):
     ],
 )
 def test_what_cannot_run_is_refused_before_it_starts(two, name, says):
-    for message in of_case(two, name):
-        assert says in message
-        assert "fix:" in message
+    messages = of_case(two, name)
+    assert all(says in message for message in messages)
+    assert any("fix:" in message for message in messages)  # the others name the rank that knows
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_stages_may_be_divided_further(four, name):
+    results = of_case(four, name)
+    for result in results:
+        assert result["loss"] < 1e-5
+        assert result["gradients"] < 1e-5
+        assert result["norm"] == pytest.approx(1.0, abs=1e-5)
+    whole = 96 * 32 * 2 + 32 + 5 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32)
+    held = sum(result["held"] for result in results)
+    assert whole <= held < 1.1 * whole  # norms are whole on every rank of tensor parallelism
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("uneven vocabulary", "tp 2 does not divide the 97 rows of the"),
+        ("tied at one rank", "is used at both ends of the model, which zbv puts on one rank"),
+        ("zero 1", "zero is 1"),
+    ],
+)
+def test_a_division_that_cannot_be_is_refused_on_all_ranks(four, name, says):
+    messages = of_case(four, name)
+    assert all(says in message for message in messages)
+    assert sum("fix:" in message for message in messages) >= 1

@@ -111,3 +111,20 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     assert "the checkpoint has no 'model.layers." in "".join(run.outputs)
     assert "".join(run.outputs).count("error:") == 1
     assert CONFIG["num_hidden_layers"] == 5
+
+
+def test_replicas_and_divided_layers_train_and_go_on_from_each_others_checkpoints(tmp_path):
+    replicas = write_plan(tmp_path, [2, 3], dp=2, zero=3, policy="{full: 0-1}")
+    divided = write_plan(tmp_path, [3, 2], "divided.yaml", tp=2, sequence_parallel=True, micro_batches=4)
+    alone = write_plan(tmp_path, [5], "alone.yaml", micro_batches=4)
+    common = ("--data", "text.txt", *OWN, "--checkpoints", "saved", "--log-file", "log.jsonl", "--clip", "1.0")
+    first = Run(4, tmp_path, replicas, *common, "--steps", 3).wait()
+    assert first.codes == [0] * 4, first.outputs
+    second = Run(4, tmp_path, divided, *common, "--steps", 6, "--resume").wait()
+    assert second.codes == [0] * 4, second.outputs
+    whole = Run(
+        1, tmp_path, alone, "--data", "text.txt", *OWN, "--log-file", "whole.jsonl", "--clip", "1.0", "--steps", 6
+    )
+    assert whole.wait().codes == [0], whole.outputs
+    found, expected = losses(tmp_path / "log.jsonl"), losses(tmp_path / "whole.jsonl")
+    assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from evenload.runtime.pipeline import Pipeline, next_token_loss, parallelize
+    from evenload.runtime.ranks import device_mesh
 
-__all__ = ["Pipeline", "next_token_loss", "parallelize"]
+__all__ = ["Pipeline", "device_mesh", "next_token_loss", "parallelize"]
 
 _HOMES: Final = {
     "Pipeline": "pipeline",
+    "device_mesh": "ranks",
     "next_token_loss": "pipeline",
     "parallelize": "pipeline",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
@@ -11,17 +12,21 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
 from evenload.errors import EvenloadError
 from evenload.plan.plan import Plan
 from evenload.recompute.handle import Handle, apply
 from evenload.runtime.anatomy import Anatomy
+from evenload.runtime.divide import divide, local_hidden
 from evenload.runtime.examine import examine
 from evenload.runtime.launch import agreed
 from evenload.runtime.placement import Place, local_policy, places, recomputes
 from evenload.runtime.ranks import Ranks, find_ranks
 from evenload.runtime.schedules import TorchSchedule, torch_schedule
+from evenload.runtime.sharding import check_sharding
 from evenload.runtime.skeleton import Init, without_parameters
 from evenload.runtime.stages import Chunk, Materials, make_chunk
 from evenload.runtime.tied import Tied
@@ -117,7 +122,7 @@ class Pipeline:
         """
         self._losses.clear()
         last = self.holds_last
-        with self._computing():
+        with self._computing(), loss_parallel() if self.ranks.tp_mesh is not None else nullcontext():
             self.schedule.step(
                 tokens=tokens,
                 target=target if last else None,
@@ -127,7 +132,7 @@ class Pipeline:
             )
         if self._tied is not None and not accumulate:
             self._tied.add_gradients()
-        return torch.stack([loss.detach() for loss in self._losses]).sum() if last else None
+        return torch.stack([whole(loss.detach()) for loss in self._losses]).sum() if last else None
 
     def share(self, loss: torch.Tensor | None) -> torch.Tensor:
         """The loss of a step on every rank of the pipeline."""
@@ -194,10 +199,11 @@ def parallelize(
             nothing is wrong raise it too, and name the rank that knows more.
     """
     ranks = find_ranks(plan, mesh, device)
-    with agreed(ranks.pp_group):
-        whole = made(model)
-        anatomy = examined(whole, plan, layers, example, autocast)
-        materials = Materials(whole, ranks.device, seed=seed, init=init)
+    with agreed():
+        check_sharding(plan.setup)
+        model = made(model)
+        anatomy = examined(model, plan, layers, example, autocast)
+        materials = Materials(model, ranks.device, seed=seed, init=init)
         pipeline = assemble(
             materials, anatomy, plan, ranks, loss=loss, autocast=autocast, share=plan.setup.micro_batches * accumulation
         )
@@ -215,7 +221,7 @@ def assemble(
     autocast: torch.dtype | None,
     share: int,
 ) -> Pipeline:
-    """This rank's part of a pipeline, made without talking to other ranks.
+    """This rank's part of a pipeline, made without talking to other ranks but those that share its layers.
 
     Args:
         materials: where parameters come from.
@@ -232,10 +238,14 @@ def assemble(
     setup = plan.setup
     kind = torch_schedule(plan.schedule, pp=setup.pp, interleave=setup.interleave, micro_batches=setup.micro_batches)
     every = places(plan.layout, kind.style)
+    _check_tied(anatomy, every, plan)
     chunks = [make_chunk(materials, place, anatomy) for place in every if place.rank == ranks.stage]
+    for chunk in chunks:
+        divide(chunk, plan, ranks)
     handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
     for chunk in chunks:
         chunk.arm()
+    anatomy = replace(anatomy, hidden=local_hidden(anatomy.hidden, plan.setup))
     stages = tuple(_stage(chunk, len(every), anatomy, ranks) for chunk in chunks)
 
     def divided(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -259,6 +269,11 @@ def assemble(
     )
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that ranks divide between them, as a plain one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     """The model itself, or what a function makes, without values of parameters.
 
@@ -268,14 +283,14 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     with without_parameters():
-        whole = cast("object", model())
-    if not isinstance(whole, nn.Module):
-        raise EvenloadError(f"the function makes a {type(whole).__name__}, not a torch.nn.Module", where="$.model")
-    return whole
+        found = cast("object", model())
+    if not isinstance(found, nn.Module):
+        raise EvenloadError(f"the function makes a {type(found).__name__}, not a torch.nn.Module", where="$.model")
+    return found
 
 
 def examined(
-    whole: nn.Module,
+    model: nn.Module,
     plan: Plan,
     layers: str | None,
     example: tuple[torch.Tensor, ...] | None,
@@ -288,7 +303,7 @@ def examined(
     """
     batch = example or (torch.zeros((plan.setup.micro_batch, plan.setup.seq), dtype=torch.int64),)
     with nullcontext() if autocast is None else torch.autocast(batch[0].device.type, autocast):
-        anatomy = examine(whole, batch, layers)
+        anatomy = examine(model, batch, layers)
     if len(anatomy.layers) != plan.layout.num_layers:
         raise EvenloadError(
             f"the plan places {plan.layout.num_layers} layers, the model has {len(anatomy.layers)}",
@@ -296,6 +311,17 @@ def examined(
             fix="make the plan for this model",
         )
     return anatomy
+
+
+def _check_tied(anatomy: Anatomy, every: Sequence[Place], plan: Plan) -> None:
+    """Both ends of one rank have the same parameter, which dividing them would make two of."""
+    divided = plan.setup.tp > 1 or plan.setup.dp > 1
+    if divided and anatomy.tied and len(every) > 1 and every[0].rank == every[-1].rank:
+        raise EvenloadError(
+            f"{anatomy.tied[0][0]} is used at both ends of the model, which {plan.schedule} puts on one rank",
+            where="$.schedule",
+            fix="use interleaved_1f1b, tp 1 and dp 1, or a model whose embeddings are not tied",
+        )
 
 
 def _recompute(chunk: Chunk, plan: Plan, kind: TorchSchedule) -> Handle | None:

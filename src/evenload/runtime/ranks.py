@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evenload.errors import EvenloadError
 from evenload.plan.plan import Plan
+from evenload.runtime.world import DIMENSIONS
 
 Group = distributed.ProcessGroup
 
@@ -32,6 +33,28 @@ class Ranks:
     replica: int = 0
     """Rank among the data-parallel replicas."""
 
+    @property
+    def tp_mesh(self) -> DeviceMesh | None:
+        """The ranks that share each layer; None: there are none."""
+        return self._part("tp")
+
+    @property
+    def dp_mesh(self) -> DeviceMesh | None:
+        """The replicas; None: there are none."""
+        return self._part("dp")
+
+    def _part(self, name: str) -> DeviceMesh | None:
+        if self.mesh is None or name not in (self.mesh.mesh_dim_names or ()):
+            return None
+        part = self.mesh[name]
+        return part if part.size() > 1 else None
+
+
+def device_mesh(plan: Plan) -> DeviceMesh:
+    """The mesh of a plan, [pp, dp, tp], of all processes: ranks that share a layer are neighbours."""
+    setup = plan.setup
+    return init_device_mesh(own_device().type, (setup.pp, setup.dp, setup.tp), mesh_dim_names=DIMENSIONS)
+
 
 def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str | None) -> Ranks:
     """This process's place.
@@ -51,7 +74,7 @@ def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str |
             raise EvenloadError(
                 "the plan has degrees beside pp, and no mesh is given",
                 where="$.setup",
-                fix="make one with evenload.runtime.device_mesh(plan) and pass it",
+                fix="pass evenload.runtime.device_mesh(plan)",
             )
         group = distributed.group.WORLD
     else:
@@ -59,7 +82,9 @@ def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str |
             raise EvenloadError(f"the mesh has the dimensions {names}, and none is called pp", where="$.mesh")
         group = mesh.get_group("pp")
     size = cast("Any", group).size()
-    if size != plan.setup.pp or (mesh is None and world != plan.setup.devices):
+    sizes = dict(zip(names, mesh.shape, strict=True)) if mesh is not None else {}
+    wrong = [name for name in ("dp", "tp") if sizes.get(name, 1) != getattr(plan.setup, name)]
+    if size != plan.setup.pp or world != plan.setup.devices or wrong:
         raise EvenloadError(
             f"the plan is for {plan.setup.devices} processes with pp {plan.setup.pp}, "
             f"and {world} run, {size} of them in this pipeline",
@@ -74,6 +99,7 @@ def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str |
         pp_group=group,
         mesh=mesh,
         device=torch.device(device) if device is not None else own_device(),
+        replica=mesh.get_local_rank("dp") if mesh is not None and "dp" in names else 0,
     )
 
 

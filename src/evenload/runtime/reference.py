@@ -133,11 +133,13 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(sizes.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(heads, sizes.hidden_size, bias=False)
 
-    def forward(self, hidden: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         """Attend to this and earlier tokens."""
-        batch, tokens = hidden.shape[:2]
+        batch, tokens = hidden_states.shape[:2]
         q, k, v = (
-            projection(hidden).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+            projection(hidden_states).view(batch, tokens, -1, self.head_dim).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         cos, sin = position_embeddings
@@ -175,7 +177,9 @@ class Block(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """Attention and feed-forward, each with its norm and residual."""
-        hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), position_embeddings)
+        normed = self.input_layernorm(hidden_states)
+        attended = self.self_attn(hidden_states=normed, position_embeddings=position_embeddings)
+        hidden_states = hidden_states + attended
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 

@@ -39,7 +39,7 @@ class Chunk(nn.Module):
         """Path of what holds the layers, below `model`."""
         self.full_names = dict(names)
         """Own parameter names -> names in the whole model."""
-        self._anatomy = anatomy
+        self.anatomy = anatomy
         self._received: torch.Tensor | None = None
         self._handles: list[Any] = []
         self.arm()
@@ -82,14 +82,14 @@ class Chunk(nn.Module):
             self._received = None
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        received, place = self._received, self._anatomy.argument
+        received, place = self._received, self.anatomy.argument
         self._received = None
         if isinstance(place, int):
             return (*args[:place], received, *args[place + 1 :]), kwargs
         return args, {**kwargs, place: received}
 
     def _leave(self, _: nn.Module, _args: Any, result: Any) -> None:
-        raise _Cut(result[0] if self._anatomy.in_tuple else result)
+        raise _Cut(result[0] if self.anatomy.in_tuple else result)
 
 
 class _Cut(BaseException):

@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 
 from evenload.errors import EvenloadError
 from evenload.recompute.wrappers import unwrap
@@ -46,6 +47,9 @@ class Tied:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if isinstance(parameter, DTensor):  # the two ends may have divided their gradients otherwise
+                gradient = cast("DTensor", parameter.grad)
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
             _plain(parameter.grad).add_(self._exchanged(parameter.grad))
 
     def _exchanged(self, tensor: torch.Tensor) -> torch.Tensor:

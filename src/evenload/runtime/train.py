@@ -26,6 +26,7 @@ from evenload.runtime.launch import Silent, agreed, common, joined, together
 from evenload.runtime.logs import Log, StepLine
 from evenload.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
 from evenload.runtime.pipeline import Pipeline, parallelize
+from evenload.runtime.ranks import device_mesh
 from evenload.runtime.reference import FAMILIES, ReferenceModel, read_sizes
 from evenload.runtime.settings import RunSettings
 from evenload.runtime.step import train_step
@@ -72,7 +73,7 @@ def build(config: Mapping[str, Any], plan: Plan, implementation: str = "auto") -
     Raises:
         EvenloadError: there is no code for it, or it cannot be read.
     """
-    where, dtype = plan.model or "config.json", DTYPES[plan.setup.dtype]
+    where, dtype = plan.model or "config.json", DTYPES[plan.setup.parameter_dtype]
     if implementation == "reference" or (implementation == "auto" and find_spec("transformers") is None):
         sizes = read_sizes(config, where)
 
@@ -121,6 +122,7 @@ class _Run:
         pipeline, _ = parallelize(
             make,
             self._plan,
+            device_mesh(self._plan) if self._plan.setup.devices > self._plan.setup.pp else None,
             layers=settings.layers,
             autocast=DTYPES[settings.autocast] if settings.autocast else None,
             accumulation=settings.accumulation,
@@ -271,13 +273,11 @@ def check_trainable(plan: Plan) -> None:
         ("backend", setup.backend != "torch", "PyTorch trains here", "use --backend torch"),
         ("cp", setup.cp > 1, "sequences are not divided", "leave cp at 1"),
         ("ep", setup.ep > 1, "experts are not divided", "leave ep at 1"),
-        ("tp", setup.tp > 1, "layers are not divided yet", "leave tp at 1"),
-        ("dp", setup.dp > 1, "replicas are not trained yet", "leave dp at 1"),
         ("dtype", setup.dtype not in DTYPES, "no PyTorch module computes in it by itself", "use bf16, fp16 or fp32"),
         ("optimizer", setup.optimizer != "adamw", "AdamW trains here", "use --optimizer adamw"),
         (
             "master_weights",
-            setup.main_copies,
+            setup.main_copies and not setup.fsdp_mixed,
             "PyTorch's own optimizers have no main copies",
             "use --dtype fp32 with --autocast bf16",
         ),

@@ -51,6 +51,7 @@ class Watch:
         if self._pipeline.ranks.device.type == "cpu":
             model = nn.ModuleList(self._pipeline.chunks)
             self._recorder = self._stack.enter_context(record(model=model, optimizer=self._optimizer))
+            self._recorder.core.steps.told = True  # steps end where `step` says, not where the optimizer does
         return self
 
     def __exit__(
@@ -81,6 +82,9 @@ class Watch:
 
     def _predicted(self, plan: Plan, make: Callable[[], nn.Module]) -> RankMemory:
         pipeline = self._pipeline
+        if plan.setup.tp > 1 or plan.setup.dp > 1:
+            why = "layers that are divided are rehearsed by evenload dryrun --rank"
+            return RankMemory(rank=pipeline.ranks.rank, why=why)
         try:
             ledger = rehearse_rank(
                 made(make),
