@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.recompute.measuring import allocated, gradients, same
-from tests.recompute.models import toy
+from tests.recompute.models import FAMILIES, toy
 from torch import nn
 
 from evenload.plan.policy import LayerPolicy
@@ -77,6 +77,35 @@ class Unrepeatable(Base):
             _allowed.clear()
 
 
+class Hidden:
+    """Holds a tensor where nobody looks."""
+
+    def __init__(self, size) -> None:
+        self.inner = torch.linspace(0, 1, size)
+
+
+class Reads(Base):
+    """Computes with a tensor that is no argument, parameter or buffer, and that autograd does not save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = Hidden(32)
+
+    def forward(self, x):
+        return x + self.two(torch.nn.functional.silu(self.one(x) + self.hidden.inner.cos()))
+
+
+class ReadsLate(Reads):
+    """The same, and autograd saves it once the code has looked at data."""
+
+    def forward(self, x):
+        table = self.hidden.inner
+        y = torch.nn.functional.silu(self.one(x) + table)
+        if y.sum().item() != 0:
+            y = y * table
+        return x + self.two(y)
+
+
 def check(model, forward, policy, **options):
     """Gradients to the bit, and bytes as reported."""
 
@@ -96,7 +125,7 @@ def check(model, forward, policy, **options):
 
 @pytest.mark.parametrize("rehearse", [False, True])
 @pytest.mark.parametrize("policy", [[".*", r".*\..*"], LayerPolicy(full=True)], ids=["select", "full"])
-@pytest.mark.parametrize("make", [Conjugate, Negative, Recurrent, Unrepeatable])
+@pytest.mark.parametrize("make", [Conjugate, Negative, Recurrent, Unrepeatable, Reads, ReadsLate])
 def test_gradients_and_bytes(make, policy, rehearse):
     check(*toy(make), policy, whole="engine", rehearse=rehearse)
 
@@ -104,6 +133,27 @@ def test_gradients_and_bytes(make, policy, rehearse):
 def test_an_operator_on_a_conjugate_is_compared_as_any_other():
     report = check(*toy(Conjugate), [".*"])
     assert dict(report.kinds[0].served) == {"recorded": 1, "compared": 2, "hooks": 9}
+
+
+def test_a_hugging_face_model_that_goes_on_from_its_cache():
+    model, _ = FAMILIES["llama"](use_cache=True)
+    ids = torch.randint(0, 128, (2, 12))
+
+    def step():
+        model.zero_grad()
+        found = model(input_ids=ids[:, :6], use_cache=True)
+        loss = found.logits.square().mean()
+        for at in range(6, 10):
+            found = model(input_ids=ids[:, at : at + 1], past_key_values=found.past_key_values)
+            loss = loss + found.logits.square().mean()
+        loss.backward()
+        return gradients(model)
+
+    expected = step()
+    with apply(model, select=[".*", r".*\..*"]) as handle:
+        for _ in range(3):
+            assert same(step(), expected)
+        assert handle.report().freed > 0
 
 
 def test_a_model_on_the_meta_device_runs_there():

@@ -131,16 +131,18 @@ def _saves(recording: Recording, steps: int, count: int) -> dict[int, tuple[int,
 
 
 def _value(recording: Recording, value: Value, name: str, hooks_only: bool) -> GraphValue:
-    reachable = not hooks_only or any(within_reach(sighting.source) for sighting in value.sightings)
+    # what comes from an object that nobody looks into (a cache, a closure) was seen nowhere
+    reachable = any(not hooks_only or within_reach(sighting.source) for sighting in value.sightings)
+    held = value.held and reachable
     outlives = value.number in recording.outputs[1:] or value.number in _held_by_others(recording)
     if hooks_only:  # a tensor that is saved where the code depends on data cannot be told from others: it is kept
         outlives |= value.number in _late(recording)
     return GraphValue(
         name=name,
         nbytes=value.nbytes,
-        held=value.held,
+        held=held,
         differentiable=value.differentiable,
-        given=value.step is None and not value.held and value.number != recording.input,
+        given=value.step is None and not held and value.number != recording.input,
         keepable=reachable and not value.overwritten,
         escapes=value.step is not None and outlives,
     )

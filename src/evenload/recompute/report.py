@@ -86,8 +86,8 @@ class KindReport:
             f"(frees {human_bytes(self.freed)}{share})"
         )
         lines = [line for one in self.patterns for line in _pattern_lines(one)]
-        if self.kept_instead:
-            instead = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in self.kept_instead.items())
+        instead = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in self.kept_instead.items() if nbytes)
+        if instead:
             lines.append(f"  kept instead: {instead}")
         return "\n".join([head, *lines, *self._ends()])
 
