@@ -54,6 +54,8 @@ NEEDS_DATA: Final[tuple[type[Exception], ...]] = tuple(
     for name in ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
 )
 """What fake tensors raise when a result depends on data; each names the operator as `func`."""
+really: Final[Callable[[], Any]] = _find("_subclasses.fake_tensor.unset_fake_temporarily")
+"""A context in which operators run on real tensors."""
 graph_task: Final[Callable[[], int]] = _find("_C._current_graph_task_id")
 """Number of the backward that runs in this thread; -1: none."""
 current_node: Final[Callable[[], Any]] = _find("_C._current_autograd_node")
@@ -111,6 +113,20 @@ to_copy: Final[Any] = _find("ops.aten._to_copy.default")
 _DESTROY: Final = "_destroy"
 CONVERT: Final = "_apply"
 """Method of modules that `Module.to` and its like go through."""
+
+
+TRUNCATED: Final = "_no_grad_trunc_normal_"
+"""Function of `torch.nn.init` that draws until all is in range, and looks at what it drew."""
+
+
+def grouped_shapes() -> tuple[Any, str, Callable[..., torch.Tensor]]:
+    """What says how large a grouped product is: (module, its function with checks, and that without)."""
+    module = import_module("torch._meta_registrations")
+    name, shape = "_meta_grouped_mm_common", "_create_grouped_mm_output_tensor"
+    for needed in (name, shape):
+        if not hasattr(module, needed):
+            raise _missing(f"_meta_registrations.{needed}")
+    return module, name, getattr(module, shape)
 
 
 operator_names: Final[Callable[[], list[str]]] = _find("_C._dispatch_get_all_op_names")

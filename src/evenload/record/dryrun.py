@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_map
 from evenload.errors import EvenloadError
 from evenload.ledger.ledger import Ledger
 from evenload.record._torch_private import FakeCopyMode
+from evenload.record.constants import Constants
 from evenload.record.real import real_steps
 from evenload.record.rehearsal import Place, Rehearsal
 from evenload.record.runs import Prepared, record_steps
@@ -193,7 +195,8 @@ def _built(model_or_builder: nn.Module | Callable[[], Any], rehearsal: Place) ->
     """The model without memory, and what its builder made beside it."""
     if isinstance(model_or_builder, nn.Module):
         return _copied(model_or_builder, rehearsal), {}
-    made = model_or_builder()
+    with nullcontext() if rehearsal.fake is None else Constants():
+        made = model_or_builder()
     items = cast("tuple[Any, ...]", made) if isinstance(made, tuple) else (made,)
     model: nn.Module | None = None
     parts: dict[str, Any] = {}

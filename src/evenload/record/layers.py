@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils import checkpoint
 
 from evenload.errors import EvenloadError, did_you_mean
+from evenload.record.likeness import described
 
-_PLAIN: Final = (bool, int, float, str, type(None))
-"""Types of attributes that tell layers of different kinds apart."""
 _COUNTS: Final = frozenset(("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
 """What configurations call the number of layers."""
 
@@ -32,19 +31,19 @@ class Layers:
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """For every layer, the number of the first layer that is like it: same classes, tensors and plain attributes.
+        """For every layer, the number of the first layer that is like it: same classes, tensors, attributes, hooks.
 
         An attribute that counts the layers, such as `layer_idx`, makes no difference.
         """
-        described = [_described(layer) for layer in self.modules]
+        facts = [described(layer) for layer in self.modules]
         counted = {
             key
-            for key in described[0]
-            if all(type(one.get(key)) is int and one[key] == described[0][key] + i for i, one in enumerate(described))
+            for key in facts[0]
+            if all(type(one.get(key)) is int and one[key] == facts[0][key] + i for i, one in enumerate(facts))
         }
         first: dict[tuple[Any, ...], int] = {}
         kinds: list[int] = []
-        for number, one in enumerate(described):
+        for number, one in enumerate(facts):
             key = tuple(sorted((name, repr(value)) for name, value in one.items() if name not in counted))
             kinds.append(first.setdefault(key, number))
         return tuple(kinds)
@@ -121,16 +120,3 @@ def recompute_layers(layers: Layers, numbers: Collection[int]) -> None:
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return cast("Any", checkpoint).checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-
-def _described(layer: nn.Module) -> dict[str, Any]:
-    """What tells a layer from others, by a path of its own for every fact."""
-    facts: dict[str, Any] = {}
-    for path, module in cast("Any", layer).named_modules():
-        facts[f"{path}:class"] = f"{type(module).__module__}.{type(module).__qualname__}"
-        for name, value in cast("dict[str, object]", vars(module)).items():
-            if isinstance(value, _PLAIN) and not name.startswith("_"):
-                facts[f"{path}.{name}"] = value
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            facts[f"{path}:{name}"] = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
-    return facts

@@ -5,13 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
-from evenload.record._torch_private import CONVERT, FakeTensor, foreach_tables, take_away
+from evenload.record._torch_private import (
+    CONVERT,
+    TRUNCATED,
+    FakeTensor,
+    foreach_tables,
+    grouped_shapes,
+    take_away,
+)
 from evenload.record.attention import attention
 from evenload.record.autocast import install
 from evenload.record.targets import Target
@@ -21,8 +29,11 @@ from evenload.record.targets import Target
 def substituted(target: Target, *, fake: bool) -> Generator[None]:
     """Run the operators of a target inside the block, on fake or on meta tensors; see `evenload.record.targets`."""
     with ExitStack() as stack:
+        _grouped_products(stack)
         if fake:
             _conversions(stack)
+            _initial_values(stack)
+            _copies(stack)
         if target.accelerator:
             _fused_attention(stack)
             _foreach(stack)
@@ -36,7 +47,7 @@ def substituted(target: Target, *, fake: bool) -> Generator[None]:
 def substituted_in_libraries(target: Target) -> Generator[None]:
     """The same for functions of modules that the user's code may have imported only while it built the model."""
     with ExitStack() as stack:
-        _unpacked_masks(stack)
+        _masks(stack)
         if target.accelerator:
             _flex_attention(stack)
         yield
@@ -176,16 +187,87 @@ def _conversions(stack: ExitStack) -> None:
     _replace(stack, nn.Module, CONVERT, apply)
 
 
-def _unpacked_masks(stack: ExitStack) -> None:
-    """A batch that is not packed: what transformers finds by looking at the positions."""
+def _copies(stack: ExitStack) -> None:
+    """Let modules be copied as a model is built: copies of fake tensors have two storages, which would count twice."""
+
+    def copied(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        values = self.detach().clone()
+        made = nn.Parameter(values, self.requires_grad) if isinstance(self, nn.Parameter) else values
+        made.requires_grad_(self.requires_grad)
+        memo[id(self)] = made
+        if self.grad is not None:
+            made.grad = deepcopy(self.grad, memo)
+        for name, value in vars(self).items():
+            if name not in vars(made):
+                setattr(made, name, deepcopy(value, memo))
+        return made
+
+    kind: Any = FakeTensor
+    kind.__deepcopy__ = copied
+    stack.callback(delattr, kind, "__deepcopy__")
+
+
+def _initial_values(stack: ExitStack) -> None:
+    """Let parameters be initialized by a distribution that is cut off: PyTorch draws again while one is outside."""
+    original: Any = getattr(nn.init, TRUNCATED)
+
+    @wraps(original)
+    def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else original(tensor, *args, **kwargs)
+
+    _replace(stack, nn.init, TRUNCATED, drawn)
+
+
+def _grouped_products(stack: ExitStack) -> None:
+    """Let experts multiply in any type: PyTorch knows the shapes for bfloat16 alone, and has kernels for the others."""
+    module, name, shaped = grouped_shapes()
+    original = getattr(module, name)
+
+    @wraps(original)
+    def product(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        scaled = any(value is not None for value in (*args[:2], kwargs.get("scale_a"), kwargs.get("scale_b")))
+        if scaled or a.dtype == torch.bfloat16 or a.dtype != b.dtype or not a.is_floating_point():
+            return original(a, b, *args, **kwargs)
+        return shaped(a, b, kwargs.get("offs"), kwargs.get("out_dtype"))
+
+    _replace(stack, module, name, product)
+
+
+def _masks(stack: ExitStack) -> None:
+    """A batch that is neither packed nor padded: what transformers finds by looking at positions and masks."""
     module: Any = sys.modules.get("transformers.masking_utils")
-    if module is None or not hasattr(module, "find_packed_sequence_indices"):
+    if module is None:
         return
+    if hasattr(module, "find_packed_sequence_indices"):
+        _replace(stack, module, "find_packed_sequence_indices", _not_packed)
+    for name, look in (("_ignore_causal_mask_sdpa", _sum_all), ("_ignore_bidirectional_mask_sdpa", torch.all)):
+        if hasattr(module, name):
+            _replace(stack, module, name, _not_padded(getattr(module, name), look))
 
-    def find_packed_sequence_indices(position_ids: torch.Tensor) -> None:
-        before = position_ids[:, :1] - 1
-        steps = torch.diff(position_ids, prepend=before, dim=-1)
-        number = (steps != 1).cumsum(-1)
-        (number[:, -1] == 0).all()
 
-    _replace(stack, module, "find_packed_sequence_indices", find_packed_sequence_indices)
+def _not_packed(position_ids: torch.Tensor) -> None:
+    before = position_ids[:, :1] - 1
+    steps = torch.diff(position_ids, prepend=before, dim=-1)
+    number = (steps != 1).cumsum(-1)
+    (number[:, -1] == 0).all()
+
+
+def _not_padded(original: Any, look: Any) -> Any:
+    """Whether attention can do without a mask, where that depends on a mask without content."""
+
+    @wraps(original)
+    def ignores(padding_mask: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> bool:
+        if padding_mask is None or not (padding_mask.is_meta or isinstance(padding_mask, FakeTensor)):
+            return original(padding_mask, *args, **kwargs)
+        ignored = original(None, *args, **kwargs)
+        if ignored:
+            look(padding_mask)  # what is made on the way
+        return ignored
+
+    return ignores
+
+
+def _sum_all(mask: torch.Tensor) -> None:
+    mask.sum().eq(mask.numel())

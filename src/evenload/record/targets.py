@@ -128,10 +128,11 @@ ACCELERATOR_CHOICES: Final = (
 COMMON_CHOICES: Final = (
     Choice(
         operator="masks in transformers",
-        runs="no mask where a batch is not packed, decided by looking at the positions",
-        here="a mask for packed sequences, because data cannot be looked at",
+        runs="no mask where a batch is neither packed nor padded, decided by looking at positions and attention_mask",
+        here="a mask, because data cannot be looked at",
         effect="a mask of tokens x tokens for every layer, and no flash attention",
-        source="transformers/masking_utils.py: find_packed_sequence_indices",
+        source="transformers/masking_utils.py: find_packed_sequence_indices, _ignore_causal_mask_sdpa, "
+        "_ignore_bidirectional_mask_sdpa",
     ),
     Choice(
         operator="mixture-of-experts layers in transformers",
