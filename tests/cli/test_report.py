@@ -202,3 +202,8 @@ def test_samples_over_time_are_judged(run, tmp_path):
     path.write_text('{"baseline_GB": [30, 30, 30], "peak_GB": [33, 52, 80]}')
     code, out, _ = run(path, "--json")
     assert (code, json.loads(out)["trend"]) == (0, "imbalance")
+
+
+def test_no_settings_are_nothing_wrong(run):
+    code, _, err = run("--alloc-conf", "")
+    assert (code, err) == (0, "")

@@ -90,3 +90,9 @@ def test_two_predictions_can_be_subtracted():
 def test_estimates_that_make_no_sense_are_wrong_input(estimate, stage, says):
     with pytest.raises(EvenloadError, match=says):
         predicted_side(estimate, stage, "e", "e.json")
+
+
+@pytest.mark.parametrize("stages", [None, [], "x"])
+def test_an_estimate_without_stages_is_none(stages):
+    with pytest.raises(EvenloadError, match="it has no stages"):
+        predicted_side({"stages": stages}, 0, "a.json", "a.json")

@@ -125,3 +125,29 @@ def test_files_that_are_no_text_are_wrong_input(tmp_path):
         read_alloc_conf_file(path)
     path.write_text("MS_ALLOC_CONF=enable_vmm:True")
     assert read_alloc_conf_file(path).notices == ()
+
+
+@pytest.mark.parametrize("line", ["{} = {}", "export {} = {}", "{}= {}", "  {} ={}"])
+def test_spaces_around_the_sign_set_nothing_and_are_named(line):
+    text = line.format("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert not [conf for conf in read(text).confs if conf.settings]
+    (said,) = notices(text)
+    assert "spaces stand around `=`" in said
+    assert "write PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64 ",
+        'test "$PYTORCH_CUDA_ALLOC_CONF" = max_split_size_mb:64',
+        "PYTORCH_CUDA_ALLOC_CONF= python train.py",
+        "# PYTORCH_CUDA_ALLOC_CONF = max_split_size_mb:64",
+    ],
+)
+def test_other_spaces_are_right(text):
+    assert not notices(text)
+
+
+def test_a_python_name_may_have_spaces_around_its_sign():
+    assert not alloc_confs_in('PYTORCH_CUDA_ALLOC_CONF = "max_split_size_mb:64"', place="settings.py").notices

@@ -211,7 +211,7 @@ def _confs(given: str) -> tuple[list[AllocConf], tuple[Notice, ...]]:
 
 def _is_file(text: str) -> bool:
     try:
-        return Path(text).exists()
+        return bool(text.strip()) and Path(text).exists()
     except (OSError, ValueError):
         return False
 

@@ -88,7 +88,7 @@ def predicted_side(estimate: Mapping[str, Any], stage: int, name: str, place: st
         EvenloadError: it is no estimate, or has no such stage.
     """
     stages = as_list(estimate.get("stages"))
-    if stages is None:
+    if not stages:
         raise EvenloadError("this is no estimate: it has no stages", where=place, fix="write it with --json")
     found = next((one for one in map(as_dict, stages) if one is not None and one.get("rank") == stage), None)
     if found is None:

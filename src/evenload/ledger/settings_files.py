@@ -26,6 +26,10 @@ _ASSIGNMENTS: Final = tuple(
         rf"^\s*(?:setenv|ENV)\s+(?P<name>{_NAME})\s+(?P<value>\"[^\"]*\"|'[^']*'|\S+)",
     )
 )
+_SPACED: Final = re.compile(rf"^\s*(?:export\s+|set\s+)?(?P<name>{_NAME})(?:\s+=\s*|=\s+)(?P<value>[\"']?\w+[:=].*)")
+"""An assignment as no shell takes it."""
+_NO_SHELL: Final = (".py", ".toml", ".ini", ".cfg")
+"""Files in which spaces around the sign are right."""
 _COMMENT: Final = re.compile(r"^\s*(?:#|//|REM\b).*|(?<=\s)#(?!.*[\"']).*")
 """A comment line, and the end of a line after a number sign that no quotation mark follows."""
 _DEFAULT: Final = re.compile(r"\$\{(?P<name>\w+):?[-=](?P<value>[^}]*)\}")
@@ -81,7 +85,7 @@ def alloc_confs_in(text: str, *, place: str) -> AllocConfFile:
     notices = [notice for assignment in assignments for notice in assignment.conf.notices]
     for later, assignment in enumerate(assignments):
         notices += _wipes(assignment, assignments[:later], place)
-    notices += _rivals(assignments, place)
+    notices += [*_rivals(assignments, place), *_spaced(text, place)]
     return AllocConfFile(confs=tuple(assignment.conf for assignment in assignments), notices=tuple(notices))
 
 
@@ -175,4 +179,20 @@ def _rivals(assignments: list[_Assignment], place: str) -> list[Notice]:
             where=f"{place}:{last}",
             fix="set one of them to everything",
         )
+    ]
+
+
+def _spaced(text: str, place: str) -> list[Notice]:
+    """Assignments with spaces around the sign, which set nothing."""
+    if place.endswith(_NO_SHELL):
+        return []
+    found = ((number, _SPACED.match(line)) for number, line in enumerate(_lines(text), start=1))
+    return [
+        Notice(
+            fact=f"spaces stand around `=`, and a shell sets no {match['name']} then",
+            where=f"{place}:{number}",
+            fix=f"write {match['name']}={match['value'].strip()}",
+        )
+        for number, match in found
+        if match is not None
     ]
