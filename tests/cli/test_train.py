@@ -12,6 +12,33 @@ from evenload.cli.main import main
 
 SHORT = ("--implementation", "reference", "--steps", "3")
 OWN = (*SHORT, "--data", "text.txt")
+OWN_MODEL = """
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.inner(x).relu()
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 8)
+        self.blocks = nn.ModuleList([Layer(), Layer()])
+        self.out = nn.Linear(8, 256)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+def build():
+    return Model()
+"""
 
 
 @pytest.fixture
@@ -58,6 +85,16 @@ def test_a_prediction_stands_even_where_the_run_fails(folder):
 def test_nothing_is_predicted_when_nobody_asks(folder, capsys):
     assert main(["train", "plan.yaml", *OWN, "--no-predict"]) == 0
     assert "difference" not in capsys.readouterr().out
+
+
+def test_a_plan_may_name_a_function_of_the_users(folder, monkeypatch):
+    (folder / "mine.py").write_text(OWN_MODEL)
+    monkeypatch.syspath_prepend(folder)
+    plan = (folder / "plan.yaml").read_text().replace("model-2.json", "mine:build")
+    (folder / "mine.yaml").write_text(plan)
+    assert main(["train", "mine.yaml", "--data", "text.txt", "--steps", "3", "--memory-file", "memory.json"]) == 0
+    (rank,) = json.loads((folder / "memory.json").read_text())["ranks"]
+    assert rank["predicted"] == rank["measured"]
 
 
 def test_token_files_are_read(folder):

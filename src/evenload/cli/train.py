@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evenload.cli._shared import JsonFlag, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
-from evenload.cli.inputs import read_inputs
-from evenload.errors import WRONG_INPUT, EvenloadError
+from evenload.cli.inputs import read_inputs, read_layout, read_policy, read_setup
+from evenload.cli.traced import function_named
+from evenload.dialects.detect import read_settings
+from evenload.errors import WRONG_INPUT, EvenloadError, Notice
+from evenload.model.presets import model_source
+from evenload.plan.plan import Plan
 from evenload.record import require_torch
 
 if TYPE_CHECKING:
@@ -82,7 +86,7 @@ def run(
 
     speaks = os.environ.get("RANK", "0") == "0"
     try:
-        inputs = read_inputs(plan, flags)
+        model, chosen, notices = _model(plan, flags)
         said = {name: given[name] for name in names() if given.get(name) is not None}
         run_settings = (read_run(settings) if settings else RunSettings()).over(said)
     except EvenloadError:
@@ -90,15 +94,36 @@ def run(
             raise typer.Exit(WRONG_INPUT) from None
         raise
     if speaks:
-        warn(inputs.notices)
+        warn(notices)
     try:
-        ended = train(inputs.config, inputs.plan, run_settings, say=remark if json else say)
+        ended = train(model, chosen, run_settings, say=remark if json else say)
     except Silent as silent:
         raise typer.Exit(silent.exit_code) from None
     if speaks:
         _tell(ended, json=json)
     if ended.signal == signal.SIGINT:
         raise typer.Exit(INTERRUPTED)
+
+
+def _model(name: str, flags: Flags) -> tuple[Any, Plan, tuple[Notice, ...]]:
+    """The model as a configuration or a function, how it is trained, and what to warn of."""
+    if not function_named(name):
+        inputs = read_inputs(name, flags)
+        return inputs.config, inputs.plan, inputs.notices
+    if model_source(name) == "module":
+        raise EvenloadError(
+            f"{name} says nothing of who holds which layer",
+            where=name,
+            fix="write a plan whose model is this function, such as `evenload plan` does, and name the plan",
+        )
+    from evenload.record.functions import load_function  # noqa: PLC0415  # imports torch
+
+    reading = read_settings(name)
+    function = str(reading.plan.model)
+    setup, notices = read_setup(reading, flags)
+    layout, said = read_layout(function, reading.plan.layout.num_layers, setup, reading, flags)
+    plan = Plan(setup=setup, layout=layout, policy=read_policy(reading, layout, flags), model=function)
+    return load_function(function), plan, (*reading.notices, *notices, *said)
 
 
 def _tell(ended: Ended, *, json: bool) -> None:

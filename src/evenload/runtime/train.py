@@ -35,6 +35,8 @@ from evenload.runtime.watch import Watch
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Say = Callable[[str], object]
+Source = Mapping[str, Any] | Callable[[], nn.Module]
+"""What a model is made from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +53,11 @@ class Ended:
     """Its last checkpoint."""
 
 
-def train(config: Mapping[str, Any], plan: Plan, settings: RunSettings, *, say: Say = print) -> Ended:
+def train(model: Source, plan: Plan, settings: RunSettings, *, say: Say = print) -> Ended:
     """Train a model as a plan says; called in every process of the run.
 
     Args:
-        config: the model, as a Hugging Face configuration.
+        model: a Hugging Face configuration, or a function that makes a decoder.
         plan: how it is trained.
         settings: data, optimizer, checkpoints.
         say: called on rank 0 with every line of the log.
@@ -64,15 +66,18 @@ def train(config: Mapping[str, Any], plan: Plan, settings: RunSettings, *, say: 
         EvenloadError: something does not fit, on the rank that says so; `launch.Silent` on all others.
     """
     with joined(plan.setup.devices, timeout=settings.timeout), together():
-        return _Run(config, plan, settings, say).go()
+        return _Run(model, plan, settings, say).go()
 
 
-def build(config: Mapping[str, Any], plan: Plan, implementation: str = "auto") -> Callable[[], nn.Module]:
-    """A function that makes the model of a configuration.
+def build(source: Source, plan: Plan, implementation: str = "auto") -> Callable[[], nn.Module]:
+    """A function that makes the model: that of a configuration, or the user's own.
 
     Raises:
         EvenloadError: there is no code for it, or it cannot be read.
     """
+    if callable(source):
+        return source
+    config = source
     where, dtype = plan.model or "config.json", DTYPES[plan.setup.parameter_dtype]
     if implementation == "reference" or (implementation == "auto" and find_spec("transformers") is None):
         sizes = read_sizes(config, where)
@@ -95,14 +100,17 @@ def build(config: Mapping[str, Any], plan: Plan, implementation: str = "auto") -
 class _Run:
     """One process's part of a run."""
 
-    def __init__(self, config: Mapping[str, Any], plan: Plan, settings: RunSettings, say: Say) -> None:
+    def __init__(self, source: Source, plan: Plan, settings: RunSettings, say: Say) -> None:
         self._plan = plan
         self._settings = settings
         with agreed():
             check_trainable(plan)
-            self._data = self._read_data(config)
-            make = build(config, plan, settings.implementation)
+            vocabulary = None if callable(source) else source.get("vocab_size")
+            data = None if vocabulary is None else self._read_data(vocabulary)
+            make = build(source, plan, settings.implementation)
         self.pipeline = self._divided(make)
+        with agreed():  # a function's model tells by what it returns
+            self._data = data or self._read_data(self.pipeline.anatomy.result.shape[-1])
         self._watch = Watch(plan, settings, self.pipeline, make)
         self._optimizer = make_optimizer(self.pipeline.parameters(), settings)
         self._rank = distributed.get_rank()
@@ -111,10 +119,7 @@ class _Run:
         self._done = 0 if self._saved is None else self._saved.mark.step
         self._device = self.pipeline.ranks.device
 
-    def _read_data(self, config: Mapping[str, Any]) -> Tokens:
-        vocabulary = config.get("vocab_size")
-        if not isinstance(vocabulary, int):
-            raise EvenloadError("the configuration does not say how many tokens there are", where="$.vocab_size")
+    def _read_data(self, vocabulary: int) -> Tokens:
         return read_tokens(self._settings.data, vocabulary=vocabulary, length=self._plan.setup.seq)
 
     def _divided(self, make: Callable[[], nn.Module]) -> Pipeline:
