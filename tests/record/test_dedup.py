@@ -1,6 +1,6 @@
 """A run of few layers, composed, is the run of all of them: event for event, row for row."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from evenload.ledger.words import CATEGORIES, PHASES, MarkKind
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy
-from evenload.record.layers import find_layers
+from evenload.record.layers import find_layers, only
 from evenload.record.pieces import cut, in_order, segments
 from evenload.record.planned import prepare_plan
 from evenload.record.rehearsal import Rehearsal
@@ -236,11 +236,79 @@ def test_the_list_of_layers_may_be_named():
         assert find_layers(build(), "blocks").path == "blocks"
     ledger = evenload.dryrun(build, inputs=torch.empty(4, 16), layers="blocks")
     assert [mark.text for mark in ledger.marks if mark.text] == ["traced layers 0, 1, 7, 8 of 9"]
-    with pytest.raises(EvenloadError, match=r"no torch\.nn\.ModuleList at 'block'") as caught:
+    with pytest.raises(EvenloadError, match="no list of layers at 'block'") as caught:
         evenload.dryrun(build, inputs=torch.empty(4, 16), layers="block")
     assert "did you mean 'blocks'" in caught.value.fix
-    with pytest.raises(EvenloadError, match=r"no torch\.nn\.ModuleList"):
+    with pytest.raises(EvenloadError, match="no list of layers at 'blocks'"):
         evenload.dryrun(lambda: nn.Linear(16, 16), inputs=torch.empty(4, 16), layers="blocks")
+
+
+class Numbered(nn.Module):
+    def __init__(self, number=0):
+        super().__init__()
+        self.layer_idx, self.inner = number, nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.inner(x).relu()
+
+
+def blocks(count=8):
+    return (Numbered(number) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("build", "path", "layers"),
+    [
+        (lambda: nn.Sequential(*blocks()), "", 4),
+        (lambda: nn.Sequential(nn.Linear(16, 16), *blocks(), nn.Linear(16, 16)), "", 6),
+        (lambda: nn.Sequential(nn.Linear(16, 16), nn.Sequential(*blocks())), "1", 4),
+        (lambda: nn.Sequential(nn.Sequential(*blocks(6)), nn.Sequential(*blocks())), "1", 4),
+        (lambda: nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(8))), "", 4),
+        (lambda: Layered(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(8)), "blocks", 4),
+    ],
+)
+def test_a_sequence_of_blocks_is_found(build, path, layers):
+    assert find_layers(build()).path == path
+    few, full = (evenload.dryrun(build, inputs=torch.empty(4, 16), full=full) for full in (False, True))
+    (note,) = [mark.text for mark in few.marks if mark.text]
+    assert len(note.partition(" of ")[0].split(",")) == layers
+    np.testing.assert_array_equal(signed_events(few), signed_events(full))
+    assert rows(few) == rows(full)
+
+
+def test_layers_of_pytorch_in_a_row_are_no_blocks_until_they_are_named():
+    def build():
+        return nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+
+    found, named = (evenload.dryrun(build, inputs=torch.empty(4, 16), layers=layers) for layers in (None, ""))
+    assert not [mark.text for mark in found.marks if mark.text]
+    assert [mark.text for mark in named.marks if mark.text] == ["traced layers 0, 1, 6, 7 of 8"]
+    assert peaks(named).held == peaks(found).held
+
+
+def test_a_sequence_with_names_is_no_list():
+    model = nn.Sequential(OrderedDict((f"layer{number}", block) for number, block in enumerate(blocks())))
+    evenload.dryrun(model, inputs=torch.empty(4, 16))
+    with pytest.raises(EvenloadError, match="no list of layers"):
+        evenload.dryrun(model, inputs=torch.empty(4, 16), layers="")
+
+
+def test_layers_in_a_dictionary_by_number_are_found_and_put_back():
+    class Keyed(Layered):
+        def forward(self, x):
+            for block in self.blocks.values():
+                x = block(x)
+            return x
+
+    model = Keyed(blocks())
+    model.blocks = nn.ModuleDict({str(number): block for number, block in enumerate(blocks())})
+    before = list(model.blocks.items())
+    few, full = (evenload.dryrun(model, inputs=torch.empty(4, 16), full=full) for full in (False, True))
+    assert rows(few) == rows(full)
+    with only(model, found := find_layers(model), [0, 7]):
+        assert list(model.blocks) == ["0", "1"]
+        assert len(found) == 2
+    assert list(model.blocks.items()) == before
 
 
 def test_the_configuration_of_the_user_is_put_back():

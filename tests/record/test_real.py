@@ -156,3 +156,12 @@ def test_a_device_that_is_not_there_is_named(device, says):
         pytest.skip("there is one here")
     with pytest.raises(EvenloadError, match=says):
         real_run(lambda: nn.Linear(4, 4), device=device, inputs=torch.rand(1, 4))
+
+
+def test_few_real_layers_of_a_sequence_stand_for_all():
+    def build():
+        return nn.Sequential(nn.Linear(16, 16), *(Choosing() for _ in range(8)), nn.Linear(16, 16))
+
+    few, full = (real_run(build, inputs=torch.rand(8, 16), count=count) for count in (6, None))
+    assert peaks(few).held == peaks(full).held
+    assert rows(few) == rows(full)

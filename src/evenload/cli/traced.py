@@ -54,9 +54,10 @@ class Traced:
         stages = f"pp {setup.pp}" if setup.pp > 1 else "one device"
         if setup.interleave > 1:
             stages += f" x {setup.interleave} chunks a stage"
+        within = f"in {self.model.path}" if self.model.path else "of the model itself"
         return (
-            f"{self.model.name}: {human_count(self.model.parameters)} parameters, {plural(count, 'layer')} in "
-            f"{self.model.path}, {stages}, {plural(setup.micro_batches, 'micro-batch', 'micro-batches')} a step, traced"
+            f"{self.model.name}: {human_count(self.model.parameters)} parameters, {plural(count, 'layer')} "
+            f"{within}, {stages}, {plural(setup.micro_batches, 'micro-batch', 'micro-batches')} a step, traced"
         )
 
 

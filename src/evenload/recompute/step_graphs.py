@@ -25,6 +25,7 @@ from evenload.recompute.layer_graph import LayerGraph, layer_graph
 from evenload.recompute.recording import Recorder
 from evenload.recompute.values import Recording
 from evenload.recompute.wrappers import tensors
+from evenload.record.pieces import below
 from evenload.record.training import Training
 
 _INPUT: Final = "input"
@@ -64,7 +65,7 @@ def step_graphs(model: nn.Module, training: Training, path: str, count: int) -> 
     Raises:
         EvenloadError: the layers do not run once each, in order, from one to the next.
     """
-    recorder = _StepRecorder({f"{path}.{number}": number for number in range(count)})
+    recorder = _StepRecorder({f"{below(path)}{number}": number for number in range(count)})
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         recorder.parameter(name, tensor)
     with ExitStack() as stack:
@@ -237,7 +238,7 @@ class _Cutter:
 
     def _renaming(self, number: int, incoming: str | None, names: Iterable[str]) -> dict[str, str]:
         """Names within a part: below the layer, and unique where the model between two layers uses the same one."""
-        prefix = f"{self._path}.{number - 1}." if 0 < number < len(self._operators) - 1 else ""
+        prefix = f"{below(self._path)}{number - 1}." if 0 < number < len(self._operators) - 1 else ""
         renamed: dict[str, str] = {}
         taken = {_INPUT}
         for name in names:
@@ -251,7 +252,7 @@ class _Cutter:
         return renamed
 
     def _operator(self, operator: Operator, number: int, renamed: Mapping[str, str]) -> Operator:
-        layer = f"{self._path}.{number - 1}"
+        layer = f"{below(self._path)}{number - 1}"
         path = operator.path
         if 0 < number < len(self._operators) - 1 and (path == layer or path.startswith(f"{layer}.")):
             path = path[len(layer) + 1 :]

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenload.errors import EvenloadError
 from evenload.ledger.ledger import ALIVE, Ledger
 from evenload.ledger.words import Category, MarkKind
 from evenload.plan.operators import Graph
@@ -22,6 +21,7 @@ from evenload.recompute.step_graphs import StepGraphs, step_graphs
 from evenload.recompute.traced import FIRST, LAST, Held, TracedModel
 from evenload.record.failures import explained
 from evenload.record.layers import Layers, find_layers, only
+from evenload.record.pieces import below
 from evenload.record.rehearsal import Rehearsal
 from evenload.record.runs import Prepared, record_steps
 from evenload.record.step_segments import StepSegments, step_segments
@@ -47,7 +47,7 @@ def trace_model(
             gradients are added up, as in a pipeline.
         name: what to call it.
         device: the device that the run is for.
-        layers: module path of the list of repeated layers; None: the largest `ModuleList`.
+        layers: module path of the list of repeated layers; None: the largest, see `find_layers`.
 
     Raises:
         EvenloadError: there are no repeated layers, they do not run one after the other, or the code that runs fails.
@@ -135,7 +135,7 @@ def _recorded(place: Place, prepare: Prepare, layers: str | None, *, few: bool) 
     with place() as rehearsal, explained(rehearsal):
         prepared = prepare(rehearsal)
         model = prepared.model
-        found = _found(model, layers)
+        found = find_layers(model, layers)
         reduced = reduction(found.kinds if few else range(len(found)))
         with substituted_in_libraries(rehearsal.target), only(model, found, reduced.traced):
             graphs = step_graphs(model, prepared.training, found.path, len(reduced.traced))
@@ -153,15 +153,6 @@ def _recorded(place: Place, prepare: Prepare, layers: str | None, *, few: bool) 
             tensors=tuple(_tensors(model, found, graphs)),
             dtype=_dtype(prepared, found),
         )
-
-
-def _found(model: nn.Module, path: str | None) -> Layers:
-    if path is None and not any(isinstance(one, nn.ModuleList) and len(one) for one in model.modules()):
-        raise EvenloadError(
-            "no repeated layers are found: the model has no torch.nn.ModuleList",
-            fix="keep the layers in a torch.nn.ModuleList; evenload dryrun runs any module as a whole",
-        )
-    return find_layers(model, path)
 
 
 def _signature(graphs: StepGraphs, at: int) -> tuple[object, ...]:
@@ -196,7 +187,7 @@ def _middle(kinds: Sequence[str], kind: str) -> int:
 
 def _tensors(model: nn.Module, found: Layers, graphs: StepGraphs) -> Iterator[_Tensor]:
     """All parameters and buffers, each storage once."""
-    layer = re.compile(rf"{re.escape(found.path)}\.(\d+)\.")
+    layer = re.compile(rf"{re.escape(below(found.path))}(\d+)\.")
     early, late = ({value.name for value in graph.values if value.held} for graph in (graphs.first, graphs.last))
     seen: set[int] = set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -248,15 +239,16 @@ def _dtype(prepared: Prepared, found: Layers) -> DType:
     if prepared.training.autocast is not None:
         return _DTYPES.get(prepared.training.autocast, "fp32")
     sizes: Counter[torch.dtype] = Counter()
-    for parameter in found.modules.parameters():
+    for parameter in found.container.parameters():
         sizes[parameter.dtype] += parameter.numel()
     return _DTYPES.get(max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32), "fp32")
 
 
 def _notes(structure: _Structure, segments: StepSegments) -> tuple[str, ...]:
     """What the profile assumes."""
+    holder = structure.path or "the model itself"
     notes = [
-        f"Traced: the layers are those of {structure.path}; memory without recomputation is the dry run's.",
+        f"Traced: the layers are those of {holder}; memory without recomputation is the dry run's.",
         "What recomputation changes follows from the layer's operators.",
     ]
     if segments.recomputes:

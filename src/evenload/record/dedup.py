@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evenload.errors import EvenloadError
 from evenload.ledger.ledger import ALIVE, Ledger, Mark
-from evenload.record.pieces import Pieces, cut, in_order, layer_numbers
+from evenload.record.pieces import Pieces, below, cut, in_order, layer_numbers
 from evenload.simulate.composition import NO_LAYER, Composition, Reduction, compose
 
 Ints = NDArray[np.int64]
@@ -167,7 +167,7 @@ class _Expansion:
         numbers = layer_numbers(self._ledger, self._path)
         self._strings = list(self._ledger.strings)
         known: dict[tuple[int, int], int] = {}
-        prefix = re.compile(rf"({re.escape(self._path)}\.)\d+")
+        prefix = re.compile(rf"({re.escape(below(self._path))})\d+")
         column = module.copy()
         own = np.where(module >= 0, numbers[module], NO_LAYER)
         traced = self._made.own[np.maximum(own, 0)]

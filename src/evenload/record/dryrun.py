@@ -66,7 +66,7 @@ def dryrun(
         autocast: type in which the built-in forward runs under autocast.
         full: run every layer. Otherwise layers that do exactly what others do are not run, where there are such; the
             ledger is the same, event for event.
-        layers: module path of the list of repeated layers; None: the largest `ModuleList`.
+        layers: module path of the list of repeated layers; None: the largest, see `find_layers`.
 
     Raises:
         EvenloadError: an argument is wrong, the model needs the data of a tensor, or its code fails.
@@ -118,7 +118,7 @@ def real_run(
         micro_batches: forwards and backwards in the built-in step.
         autocast: type in which the built-in forward runs under autocast.
         count: layers to run, at least two from either end of every run of equal ones; None: all.
-        layers: module path of the list of repeated layers; None: the largest `ModuleList`.
+        layers: module path of the list of repeated layers; None: the largest, see `find_layers`.
 
     Raises:
         EvenloadError: an argument is wrong, the device is not there, so few layers do not stand for all, or the code

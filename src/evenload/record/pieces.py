@@ -58,10 +58,15 @@ def in_order(ledger: Ledger) -> Ledger:
     return replace(ledger, allocations=replace(rows, freed=freed))
 
 
+def below(path: str) -> str:
+    """What module paths below a path begin with; nothing, below the model itself."""
+    return f"{path}." if path else ""
+
+
 def layer_numbers(ledger: Ledger, path: str) -> Ints:
     """[string]: the layer of a module path below the list of layers at `path`, `NO_LAYER` for others."""
-    below = re.compile(rf"{re.escape(path)}\.(\d+)(?:\.|$)")
-    found = (below.match(text) for text in ledger.strings)
+    layer = re.compile(rf"{re.escape(below(path))}(\d+)(?:\.|$)")
+    found = (layer.match(text) for text in ledger.strings)
     return np.array([int(match[1]) if match else NO_LAYER for match in found] or [NO_LAYER], dtype=np.int64)
 
 

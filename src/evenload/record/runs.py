@@ -13,7 +13,7 @@ from evenload.ledger.ledger import Ledger, Mark
 from evenload.ledger.words import MarkKind
 from evenload.record.dedup import expand
 from evenload.record.failures import explained
-from evenload.record.layers import Layers, find_layers, only, recompute_layers
+from evenload.record.layers import Layers, find_layers, only, recompute_layers, repeated_layers
 from evenload.record.rehearsal import Rehearsal
 from evenload.record.training import Training
 from evenload.simulate.composition import Reduction, reduction
@@ -91,11 +91,7 @@ def _few(place: Rehearsal, prepared: Prepared, found: Layers, reduced: Reduction
 
 def _found(prepared: Prepared, path: str | None) -> Layers | None:
     """The repeated layers; None where there are none and nobody asked for them."""
-    if path is None and not any(
-        isinstance(module, nn.ModuleList) and len(module) for module in prepared.model.modules()
-    ):
-        return None
-    return find_layers(prepared.model, path)
+    return repeated_layers(prepared.model) if path is None else find_layers(prepared.model, path)
 
 
 def _reduced(found: Layers, prepared: Prepared) -> Reduction:
