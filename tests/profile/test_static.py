@@ -139,3 +139,21 @@ def test_statics_add_line_by_line():
     both = one + static(EMBEDDING, dtype="fp32")
     assert both.total == one.total + 16 * VOCABULARY * HIDDEN
     assert both.count == DENSE_PARAMETERS + VOCABULARY * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({}, (4, 4, 8)),
+        ({"master_weights": True}, (4, 4, 8)),  # it is its own main copy
+        ({"optimizer_dtype": "bf16", "grad_dtype": "bf16"}, (4, 2, 4)),
+        ({"backend": "megatron"}, (2, 4, 12)),
+    ],
+)
+def test_a_router_that_stays_in_fp32_counts_so_in_pytorch(settings, sizes):
+    router = Tensor(name="mlp.gate.weight", shape=(8, 16), fp32=True)
+    bias = Tensor(name="mlp.gate.e_score_correction_bias", shape=(8,), fp32=True)
+    layer = static(Layer(kind="moe", role="block", tensors=(router,), buffers=(bias,)), **settings)
+    buffer = 0 if "backend" in settings else 4 * 8
+    assert layer.count == 8 * 16
+    assert (layer.parameters - buffer, layer.gradients, layer.optimizer) == tuple(128 * size for size in sizes)

@@ -24,6 +24,10 @@ class Names:
     """Query, key and value are one projection, and so are gate and up (Phi-3)."""
     experts_transposed: bool = False
     """Fused expert weights are stored input-first (Llama 4)."""
+    fp32_router: bool = False
+    """The router's weight stays in fp32 (`_keep_in_fp32_modules_strict` of DeepSeek-V2 and V3)."""
+    router_bias: bool = False
+    """The router has a buffer `e_score_correction_bias`, in fp32 (DeepSeek-V3)."""
     learned_qk_norm: bool = True
     """The norm of q and k has a weight (it has none in Llama 4)."""
 
@@ -77,9 +81,14 @@ def block(
     norm_names = ["input_layernorm", "post_attention_layernorm"]
     if norms == 4:
         norm_names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    buffers: tuple[Tensor, ...] = ()
+    if isinstance(feed_forward, Experts) and names.router_bias:
+        bias = f"{names.feed_forward}.{names.router}.e_score_correction_bias"
+        buffers = (Tensor(name=bias, shape=(feed_forward.experts,), fp32=True),)
     return Layer(
         kind=kind,
         role="block",
+        buffers=buffers,
         tensors=(
             *attention_part,
             *feed_forward_part,
@@ -109,6 +118,7 @@ def multi_token_prediction(inner: Layer, hidden: int) -> Layer:
         tensors=(*own, *inner.tensors),
         attention=inner.attention,
         feed_forward=inner.feed_forward,
+        buffers=inner.buffers,
         norms=inner.norms + 3,
     )
 
@@ -181,7 +191,7 @@ def experts_tensors(
     if names.experts_transposed:
         up, down = up[::-1], down[::-1]
     tensors = [
-        Tensor(name=f"{prefix}.{names.router}.weight", shape=(experts.experts, hidden)),
+        Tensor(name=f"{prefix}.{names.router}.weight", shape=(experts.experts, hidden), fp32=names.fp32_router),
         Tensor(name=f"{prefix}.experts.gate_up_proj", shape=(experts.experts, *up), split=Split.EXPERT),
         Tensor(name=f"{prefix}.experts.down_proj", shape=(experts.experts, *down), split=Split.EXPERT),
     ]

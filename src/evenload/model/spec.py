@@ -37,6 +37,8 @@ class Tensor:
     """Path below the layer in Hugging Face naming, such as `self_attn.q_proj.weight`."""
     shape: tuple[int, ...]
     split: Split = Split.REPLICATED
+    fp32: bool = False
+    """transformers keeps it in fp32 whatever the type of the model; Megatron-LM does not."""
 
     @property
     def numel(self) -> int:
@@ -125,6 +127,8 @@ class Layer:
     """Every parameter tensor. A tied head holds none of its own."""
     attention: Attention | LatentAttention | None = None
     feed_forward: FeedForward | Experts | None = None
+    buffers: tuple[Tensor, ...] = ()
+    """Tensors of a module in transformers that are no parameters."""
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norms: int = 2
     """Norms over the hidden width in this layer: 2 in most blocks, 4 in Gemma 2 and 3, 1 in a head."""

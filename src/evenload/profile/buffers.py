@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from evenload.model import Layer, Model
 from evenload.plan.schedule import Op, actions, find_schedule
-from evenload.profile.static import held_tensors, rank_elements, replicas
+from evenload.profile.static import gradient_width, held_tensors, rank_elements, replicas
 from evenload.setup import WIDTH, Setup
 from evenload.units import GIB, MIB
 
@@ -73,9 +73,13 @@ def layer_buffers(layer: Layer, model: Model, setup: Setup, *, gather_again: boo
     """
     if setup.backend != "torch":
         return 0
-    elements = _shared_elements(layer, model, setup)
     if setup.zero <= 1:
-        return elements * WIDTH[setup.gradient_dtype]
+        return sum(
+            rank_elements(tensor, layer, setup) * gradient_width(tensor, setup)
+            for tensor in held_tensors(layer, model, setup)
+            if replicas(tensor, setup) > 1
+        )
+    elements = _shared_elements(layer, model, setup)
     if setup.pp > 1:
         gathered = WIDTH[setup.dtype] if setup.zero == 3 and not gather_again else 0
         return elements * (gathered + WIDTH[setup.gradient_dtype])

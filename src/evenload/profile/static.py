@@ -47,6 +47,8 @@ def static_of(layer: Layer, model: Model, setup: Setup) -> Static:
     total = Static()
     for tensor in held_tensors(layer, model, setup):
         total += _static(tensor, layer, setup)
+    if setup.backend == "torch":
+        total += Static(parameters=sum(buffer.numel * WIDTH["fp32"] for buffer in layer.buffers))
     return total
 
 
@@ -79,16 +81,27 @@ def replicas(tensor: Tensor, setup: Setup) -> int:
     return setup.expert_dp if tensor.split is Split.EXPERT else setup.dp * setup.cp
 
 
+def gradient_width(tensor: Tensor, setup: Setup) -> int:
+    """Bytes of an element of a tensor's accumulated gradient."""
+    return WIDTH[(setup.grad_dtype or "fp32") if _wide(tensor, setup) else setup.gradient_dtype]
+
+
+def _wide(tensor: Tensor, setup: Setup) -> bool:
+    """Whether the parameter is in fp32 whatever the model's type: it is its own main copy."""
+    return tensor.fp32 and setup.backend == "torch"
+
+
 def _static(tensor: Tensor, layer: Layer, setup: Setup) -> Static:
     count = rank_elements(tensor, layer, setup)
     shard = _part(count, replicas(tensor, setup))
-    state = MOMENTS[setup.optimizer] * WIDTH[setup.moment_dtype]
-    if setup.main_copies and not setup.fsdp_mixed:
+    wide = _wide(tensor, setup)
+    state = MOMENTS[setup.optimizer] * WIDTH[(setup.optimizer_dtype or "fp32") if wide else setup.moment_dtype]
+    if setup.main_copies and not wide and not setup.fsdp_mixed:
         state += WIDTH["fp32"]
     return Static(
         count=count,
-        parameters=(shard if setup.zero >= 3 else count) * WIDTH[setup.parameter_dtype],
-        gradients=(shard if setup.zero >= 2 else count) * WIDTH[setup.gradient_dtype],
+        parameters=(shard if setup.zero >= 3 else count) * WIDTH["fp32" if wide else setup.parameter_dtype],
+        gradients=(shard if setup.zero >= 2 else count) * gradient_width(tensor, setup),
         optimizer=(shard if setup.zero >= 1 else count) * state,
     )
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from evenload.model.blocks import block, multi_token_prediction
+from evenload.model.blocks import Names, block, multi_token_prediction
 from evenload.model.families.common import Decoder, Family, Sizes, make_blocks, read_sizes
 from evenload.model.families.moe import read_top_k
 from evenload.model.keys import MOST_LAYERS, Keys
 from evenload.model.spec import Experts, FeedForward, LatentAttention
+
+_V2: Final = Names(fp32_router=True)
+_V3: Final = Names(fp32_router=True, router_bias=True)
 
 
 def _deepseek_v2(keys: Keys) -> Decoder:
@@ -20,7 +23,7 @@ def _deepseek_v2(keys: Keys) -> Decoder:
     grouped = keys.word("topk_method") == "group_limited_greedy"
     experts = _experts(keys, top_k=None, shared=2, normalized=False, grouped=grouped, groups=(1, 1))
     attention = _latent_attention(keys, "complex")
-    return _decoder(keys, sizes, attention, experts, first=0, bias=keys.flag("mlp_bias"))
+    return _decoder(keys, sizes, attention, experts, first=0, bias=keys.flag("mlp_bias"), names=_V2)
 
 
 def _deepseek_v3(keys: Keys) -> Decoder:
@@ -28,11 +31,11 @@ def _deepseek_v3(keys: Keys) -> Decoder:
     normalized = keys.flag("norm_topk_prob", absent=True)
     experts = _experts(keys, top_k=8, shared=1, normalized=normalized, grouped=True, groups=(8, 4))
     attention = _latent_attention(keys, "pairs" if keys.flag("rope_interleave", absent=True) else "halves")
-    return _decoder(keys, sizes, attention, experts, first=3, bias=False)
+    return _decoder(keys, sizes, attention, experts, first=3, bias=False, names=_V3)
 
 
 def _decoder(
-    keys: Keys, sizes: Sizes, attention: LatentAttention, experts: Experts, *, first: int, bias: bool
+    keys: Keys, sizes: Sizes, attention: LatentAttention, experts: Experts, *, first: int, bias: bool, names: Names
 ) -> Decoder:
     sparse = _sparse_layers(keys, sizes.layers, first)
     feed_forwards: list[FeedForward | Experts] = [experts] * sizes.layers
@@ -44,11 +47,11 @@ def _decoder(
         feed_forwards = [experts if is_sparse else dense for is_sparse in sparse]
     count_key = keys.first("num_nextn_predict_layers", "num_mtp_layers")
     predicted = keys.optional(count_key, absent=0, least=0, most=MOST_LAYERS) or 0
-    inner = block(sizes.hidden, attention, experts, shared_bias=bias)
+    inner = block(sizes.hidden, attention, experts, names=names, shared_bias=bias)
     return Decoder(
         hidden=sizes.hidden,
         vocabulary=sizes.vocabulary,
-        blocks=make_blocks(sizes.hidden, [attention] * sizes.layers, feed_forwards, shared_bias=bias),
+        blocks=make_blocks(sizes.hidden, [attention] * sizes.layers, feed_forwards, names=names, shared_bias=bias),
         mtp=(multi_token_prediction(inner, sizes.hidden),) * predicted,
     )
 
