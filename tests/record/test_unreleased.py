@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import weakref
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,22 @@ STEPS = 8
 SRC = str(Path(evenload.__file__).parents[1])
 
 
+@contextmanager
+def collector_off():
+    """The collector runs where a test says so, and not in the middle of a step."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def run(body, *, steps=STEPS, **options):
-    """What a recording of some steps says is not released."""
-    with evenload.record(stacks=True, **options) as recording:
+    """What a recording of some steps says is not released, the collector off in between."""
+    with collector_off(), evenload.record(stacks=True, **options) as recording:
         for step in range(steps):
             body(step)
             recording.step()
@@ -33,11 +47,7 @@ def run(body, *, steps=STEPS, **options):
 
 @pytest.fixture(autouse=True)
 def clean():
-    """The collector runs where a test says so, and not in the middle of a step."""
-    gc.collect()
-    gc.disable()
     yield
-    gc.enable()
     leaks.HISTORY.clear()
     leaks.ERRORS.clear()
     leaks.unbounded.cache_clear()
@@ -229,7 +239,7 @@ def test_training_of_a_llama_raises_no_alarm():
 
 
 def test_cycles_that_the_collector_frees_during_the_run_are_found():
-    with evenload.record(stacks=True) as recording:
+    with collector_off(), evenload.record(stacks=True) as recording:
         for step in range(12):
             leaks.holds_itself(step)
             recording.step()
@@ -255,7 +265,7 @@ def test_owners_are_in_the_file_and_the_program_is_left_alone(tmp_path):
 
 
 def test_without_steps_a_loop_that_leaves_tensors_behind_is_found():
-    with evenload.record(stacks=True) as recording:
+    with collector_off(), evenload.record(stacks=True) as recording:
         for step in range(10):
             leaks.keeps_output(step)
     [one] = growth(recording.ledger)
