@@ -1,7 +1,5 @@
 """What counts as alive, next to tensors that are no memory."""
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -54,10 +52,12 @@ def test_a_program_that_compiled_something_is_recorded_as_ever(traced):
 
 
 def test_modules_without_sizes_yet_are_recorded_as_ever():
-    lazy = nn.LazyLinear(4)
-    with evenload.record() as recording:
-        nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
-        recording.step()
-    assert len(recording.ledger.allocations) > 0
+    lazy, kept = nn.LazyLinear(4), []
+    with evenload.record(stacks=True) as recording:
+        for _ in range(6):
+            kept.append(torch.empty(MIB // 4)[:8])
+            recording.step()
     assert lazy.has_uninitialized_params()
-    gc.collect()
+    [one] = growth(recording.ledger)
+    assert (one.per_step, one.reach) == (MIB, 32)
+    assert "kept" in one.owner

@@ -20,6 +20,7 @@ def living_tensors() -> list[torch.Tensor]:
     return [tensor for tensor in tensors if not has_symbols(tensor)]
 
 
+@plainly
 def living_storages() -> dict[int, int]:
     """Address and bytes of every storage that a Python tensor, or a backward graph behind one, refers to."""
     storages: dict[int, int] = {}

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from evenload.ledger.words import Hold
+from evenload.record._torch_private import plainly
 from evenload.record.chains import Step, describe
 from evenload.record.referrers import Link, Referrers, is_a
 
@@ -34,6 +35,7 @@ NOTHING: Final = "nothing that Python can reach"
 A_CYCLE: Final = " (a cycle)"
 
 
+@plainly
 def find_owners(storages: Sequence[int]) -> Mapping[int, Held]:
     """Who holds storages, given by their addresses.
 
