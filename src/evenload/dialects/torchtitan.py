@@ -171,6 +171,7 @@ def _python(sections: Sections) -> str:
 def _literal(value: Any) -> str:
     """A value that TOML and Python write alike, lists of lists one row a line."""
     if isinstance(value, list) and value and isinstance(value[0], list):
+        # rows are of any type: JSON refuses what it cannot write
         rows = ",\n".join(f"    {json.dumps(row)}" for row in value)  # pyright: ignore[reportUnknownVariableType]
         return f"[\n{rows},\n]"
     return json.dumps(value)

@@ -27,6 +27,7 @@ def decode(source: YamlSource, path: tuple[Step, ...], kind: type[T]) -> T:
     value = mapping(found)
     if value is None:
         raise source.error(f"{shown(found)} stands where a mapping should", *path, fix=f"give {_names(kind)}")
+    # callers pass dataclasses, which `type` cannot say
     refuse_unknown(source, path, value, [field.name for field in fields(kind)])  # pyright: ignore[reportArgumentType]
     try:
         return msgspec.convert(value, kind)
@@ -101,4 +102,5 @@ def _literals(hint: Any) -> tuple[Any, ...]:
 
 
 def _names(kind: type) -> str:
+    # callers pass dataclasses, which `type` cannot say
     return ", ".join(field.name for field in fields(kind))  # pyright: ignore[reportArgumentType]

@@ -156,7 +156,7 @@ def audit_functions() -> Generator[Audit]:
         audit.called(cls, args, result)
         return result
 
-    Function.apply = classmethod(apply)  # type: ignore[assignment]
+    Function.apply = classmethod(apply)  # type: ignore[assignment]  # put back below
     try:
         with _Reads(audit.ran):
             yield audit
