@@ -105,3 +105,15 @@ def human_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def printable(text: str) -> str:
+    r"""A text from somewhere else as it can be printed in one line: what is not printable is escaped.
+
+    Examples:
+        >>> print(printable("train.py"), printable("a\tb"))
+        train.py a\tb
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)

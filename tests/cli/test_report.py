@@ -182,10 +182,43 @@ def test_traces_and_tables_are_written_and_not_overwritten(run, tmp_path):
 
 
 def test_settings_that_were_on_are_not_advised_for_a_ledger(run, tmp_path):
-    path = dump(tmp_path / "snap.pickle", snapshot(training()))
-    assert "expandable_segments:True makes less of it" in run(path)[1]
+    value = snapshot(training())
+    settings = value.pop("allocator_settings")
+    path = dump(tmp_path / "snap.pickle", value)
+    assert "expandable_segments:True makes less of it, unless it is on already" in run(path)[1]
+    path = dump(tmp_path / "snap.pickle", value | {"allocator_settings": settings})
+    assert "fragmentation: set expandable_segments:True" in run(path)[1]
     assert "set expandable_segments:True" in run(path, "--alloc-conf", "backend:native")[1]
     assert "although segments can grow" in run(path, "--alloc-conf", "expandable_segments:True")[1]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},
+        {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": True}},
+        {"segments": [{"device": 0, "total_size": 2**25, "is_expandable": True, "blocks": []}]},
+    ],
+)
+def test_what_a_snapshot_itself_says_was_on_is_not_advised(run, tmp_path, told):
+    value = snapshot(training())
+    del value["allocator_settings"]
+    told = told | {"segments": [*value["segments"], *told.get("segments", [])]}
+    path = dump(tmp_path / "snap.pickle", value | told)
+    assert "although segments can grow" in run(path)[1]
+    assert "although segments can grow" in run(path, "--alloc-conf", "enable_vmm:True")[1]  # of another allocator
+
+
+def test_names_from_a_foreign_file_do_nothing_to_the_terminal_or_to_json(run, tmp_path):
+    value = snapshot(training())
+    for event in value["device_traces"][0]:
+        for one in event["frames"]:
+            one.update(filename="/x/\x1b[31mevil\udc80.py", name="a\nb")
+    path = dump(tmp_path / "snap.pickle", value)
+    code, out, _ = run(path)
+    assert code == 0
+    assert r"/x/\x1b[31mevil\udc80.py:40 a\nb" in out
+    assert run(path, "--json", "--csv", tmp_path / "table.csv", "--trace", tmp_path / "trace.json")[0] == 0
 
 
 def test_samples_over_time_are_judged(run, tmp_path):

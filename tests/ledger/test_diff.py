@@ -84,7 +84,7 @@ def test_two_predictions_can_be_subtracted():
         ({"stages": 5}, 0, "no estimate"),
         (ESTIMATE, 2, "no stage 2"),
         ({"stages": [{"rank": 0, "kept": "x"}]}, 0, "kept is 'x'"),
-        ({"stages": [{"rank": 0, "kept": -1}]}, 0, "kept is '-1'"),
+        ({"stages": [{"rank": 0, "kept": -1}]}, 0, "kept is -1"),
     ],
 )
 def test_estimates_that_make_no_sense_are_wrong_input(estimate, stage, says):

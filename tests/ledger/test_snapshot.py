@@ -169,8 +169,12 @@ def test_notes_of_the_program_stand_for_the_module():
         ({"device_traces": [5]}, "$.device_traces[0] is no list"),
         ({"device_traces": [[{"action": "alloc"}, 7]]}, "$.device_traces[0][1] is no dictionary"),
         ({"device_traces": [[{"action": "alloc", "addr": 1, "size": "big"}]]}, "size is 'big'"),
-        ({"device_traces": [[{"action": "alloc", "addr": 1, "size": -5}]]}, "size is '-5'"),
-        ({"segments": [{"device": 0, "blocks": [{"state": "active_allocated", "size": True}]}]}, "size is 'True'"),
+        ({"device_traces": [[{"action": "alloc", "addr": 1, "size": -5}]]}, "size is -5"),
+        ({"segments": [{"device": 0, "blocks": [{"state": "active_allocated", "size": True}]}]}, "size is true"),
+        ({"segments": [{"device": 10**5000}]}, "device is a number of more than 18 digits"),
+        ({"segments": [{"blocks": [{"state": "active_allocated", "address": [], "size": 1}]}]}, "address is []"),
+        ({"device_traces": [[{"action": [], "addr": 1, "size": 5}]]}, "action is []"),
+        ({"segments": [], "device_traces": [[], []]}, "the snapshot is empty"),
     ],
 )
 def test_values_that_are_no_snapshot_are_wrong_input(value, says):
@@ -188,5 +192,7 @@ def test_a_large_snapshot_is_read_in_seconds(tmp_path):
 
 def test_frames_that_make_no_sense_are_left_out():
     gpu = Pretended()
-    gpu.alloc(100, [frame("", 1, "x"), frame("a.cpp", 1, "x"), {"filename": 5}, 7, frame(USER, 3, "f")])
+    wrong = [frame("", 1, "x"), frame("a.cpp", 1, "x"), {"filename": 5}, 7, frame(USER, 10**5000, "x")]
+    gpu.alloc(100, [*wrong, frame(USER, 3, "f")])
+    gpu.trace[-1]["time_us"] = 10**5000
     assert snapshot_ledger(snapshot(gpu)).stack(0) == (f"{USER}:3 f",)

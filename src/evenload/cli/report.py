@@ -109,12 +109,13 @@ def _report_on(
 ) -> None:
     if at is not None and not 0 <= at <= ledger.end:
         raise EvenloadError(f"there is no event {at}", where="--at", fix=f"give a number from 0 to {ledger.end}")
-    conf = None
+    on = ledger.metadata.alloc_conf
+    conf = None if on is None else read_alloc_conf(on)
     if alloc_conf is not None:
         confs, notices = _confs(alloc_conf)
         warn(notices)
         families = {"npu": (NPU, MINDSPORE)}.get(ledger.device.partition(":")[0], (CUDA,))
-        conf = next((one for one in reversed(confs) if VARIABLES[one.variable] in families), None)
+        conf = next((one for one in reversed(confs) if VARIABLES[one.variable] in families), conf)
     said = ledger_report.report(ledger, at=at, capacity=capacity, conf=conf)
     if json:
         say_json(ledger_report.as_json(said))

@@ -11,6 +11,7 @@ import numpy as np
 from evenload.errors import Notice
 from evenload.ledger.ledger import ALIVE, Allocations, Frame, HostLine, Ledger, Mark, Metadata
 from evenload.ledger.words import Category, Phase, Role
+from evenload.units import printable
 
 _TYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("phase", "category", "device"), np.uint8),
@@ -31,13 +32,13 @@ class Builder:
 
     def device(self, name: str) -> int:
         """Code of a device."""
-        return self._devices.setdefault(name, len(self._devices))
+        return self._devices.setdefault(printable(name), len(self._devices))
 
     def stack(self, lines: Sequence[str]) -> int:
         """Position of the innermost of some Python lines, `file:line function`, given innermost first; -1: none."""
         position = -1
         for location in reversed(lines):
-            position = self._frames.setdefault((location, position), len(self._frames))
+            position = self._frames.setdefault((printable(location), position), len(self._frames))
         return position
 
     def allocation(
@@ -112,4 +113,4 @@ class Builder:
         )
 
     def _string(self, text: str | None) -> int:
-        return self._strings.setdefault(text, len(self._strings)) if text else -1
+        return self._strings.setdefault(printable(text), len(self._strings)) if text else -1

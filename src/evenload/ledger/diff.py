@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, shown
 from evenload.ledger.curve import by_category, live, peaks, shares
 from evenload.ledger.ledger import Ledger
 from evenload.ledger.plain_pickle import as_dict, as_list
@@ -107,7 +107,7 @@ def predicted_side(estimate: Mapping[str, Any], stage: int, name: str, place: st
 def _bytes(stage: Mapping[str, Any], name: str, place: str) -> int:
     value = stage.get(name, 0)
     if type(value) not in (int, float) or value < 0:
-        raise EvenloadError(f"{name} is {str(value)[:40]!r}, which is no number of bytes", where=place)
+        raise EvenloadError(f"{name} is {shown(value)}, which is no number of bytes", where=place)
     return round(value)
 
 

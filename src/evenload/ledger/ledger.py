@@ -42,6 +42,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """Script and arguments, where a script was tracked."""
     stacks: bool = False
     """Whether Python source lines were recorded."""
+    alloc_conf: str | None = None
+    """Settings of the device's allocator that were on, empty for none; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, shown
 from evenload.files import parse_json
 from evenload.ledger.plain_pickle import as_list
 from evenload.ledger.series import Series
@@ -97,5 +97,5 @@ def _step(key: str, where: str) -> int:
 
 def _number(value: Any, where: str) -> float:
     if type(value) not in (int, float) or not 0 <= value < 1e15:
-        raise EvenloadError(f"{str(value)[:40]!r} is no amount of memory", where=where)
+        raise EvenloadError(f"{shown(value)} is no amount of memory", where=where)
     return float(value)

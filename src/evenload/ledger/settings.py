@@ -103,6 +103,12 @@ def read_alloc_conf(text: str, *, variable: str | None = None, where: str | None
     return _Reading(text, variable, where or variable, column).conf()
 
 
+def alloc_conf_of(environ: Mapping[str, str]) -> str:
+    """The settings that PyTorch takes from an environment; empty where it has none."""
+    names = (name for name, family in VARIABLES.items() if family is not MINDSPORE)
+    return next((environ[name] for name in names if name in environ), "")
+
+
 def _guess(text: str) -> str:
     """The variable whose keys a text uses; PyTorch's where that is not clear."""
     words = set(re.findall(r"\w+", text))

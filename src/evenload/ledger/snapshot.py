@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 
 from evenload._version import __version__
-from evenload.errors import EvenloadError, Notice
+from evenload.errors import EvenloadError, Notice, shown
 from evenload.ledger.builder import Builder
 from evenload.ledger.ledger import ALIVE, HostLine, Ledger, Mark, Metadata
 from evenload.ledger.plain_pickle import as_dict, as_list, read_plain_pickle
 from evenload.ledger.snapshot_frames import Frames
-from evenload.ledger.snapshot_phases import Row, assign_categories, marks_of
+from evenload.ledger.snapshot_phases import Row, assign_categories, marks_of, microseconds
 from evenload.ledger.words import MarkKind, Role
 
 ORIGIN: Final = "torch snapshot"
@@ -52,9 +52,16 @@ def snapshot_ledger(value: object, *, place: str = "snapshot", device: int | Non
         EvenloadError: it is no snapshot, or has no such device.
     """
     snapshot = _Snapshot.of(value, place)
+    devices = snapshot.devices()
+    if not devices:
+        raise EvenloadError(
+            "the snapshot is empty: it has no segments and no events",
+            where=place,
+            fix="call torch.cuda.memory._record_memory_history() before the work, and dump while tensors are alive",
+        )
     chosen = snapshot.busiest() if device is None else device
-    if chosen not in snapshot.devices():
-        known = ", ".join(map(str, snapshot.devices())) or "none"
+    if chosen not in devices:
+        known = ", ".join(map(str, devices))
         raise EvenloadError(f"the snapshot has no device {chosen}", where=place, fix=f"devices in it: {known}")
     return _Import(snapshot, chosen).ledger()
 
@@ -67,6 +74,7 @@ class _Snapshot:
     segments: Sequence[Mapping[str, Any]]
     traces: Sequence[Sequence[Mapping[str, Any]]]
     annotations: Sequence[Mapping[str, Any]]
+    alloc_conf: str | None
 
     @classmethod
     def of(cls, value: object, place: str) -> _Snapshot:
@@ -79,11 +87,13 @@ class _Snapshot:
                 fix="write one with torch.cuda.memory._dump_snapshot",
             )
         traces = _list(snapshot.get("device_traces", []), place, "$.device_traces")
+        segments = _dicts(snapshot.get("segments", []), place, "$.segments")
         return cls(
             place=place,
-            segments=_dicts(snapshot.get("segments", []), place, "$.segments"),
+            segments=segments,
             traces=[_dicts(trace, place, f"$.device_traces[{number}]") for number, trace in enumerate(traces)],
             annotations=_dicts(snapshot.get("external_annotations", []), place, "$.external_annotations"),
+            alloc_conf=_alloc_conf(as_dict(snapshot.get("allocator_settings")), segments),
         )
 
     def devices(self) -> list[int]:
@@ -119,8 +129,8 @@ class _Import:
     def ledger(self) -> Ledger:
         traces = self.snapshot.traces
         events: Sequence[Mapping[str, Any]] = traces[self.device] if self.device < len(traces) else ()
-        times = (event.get("time_us") for event in events)
-        self.start = min((time for time in times if type(time) is int), default=0)
+        times = (microseconds(event.get("time_us")) for event in events)
+        self.start = min((time for time in times if time is not None), default=0)
         for index, event in enumerate(events, start=1):
             self._event(event, index)
         end = len(events) + 1
@@ -130,6 +140,8 @@ class _Import:
     def _event(self, event: Mapping[str, Any], index: int) -> None:
         place = self.snapshot.place
         action, address = event.get("action"), _integer(event, "addr", place, index)
+        if not isinstance(action, str):
+            raise EvenloadError(f"action is {shown(action)} at {index}, which is no text", where=place)
         size = _integer(event, "size", place, index)
         time = self._time(event)
         if action == "alloc":
@@ -161,8 +173,8 @@ class _Import:
             self.marks.append(Mark(kind=MarkKind.FAILED, index=index, time=time, value=size, text=text))
 
     def _time(self, event: Mapping[str, Any]) -> int:
-        time = event.get("time_us")
-        return (time - self.start) * 1000 if type(time) is int else 0
+        time = microseconds(event.get("time_us"))
+        return 0 if time is None else (time - self.start) * 1000
 
     def _blocks(self) -> None:
         """Blocks of the segments that no event made: they are older than the trace."""
@@ -207,6 +219,7 @@ class _Import:
                 device=f"cuda:{self.device}",
                 rank=self.device,
                 stacks=self.frames.known,
+                alloc_conf=self.snapshot.alloc_conf,
             ),
             end=end,
             marks=[replace(mark, index=min(mark.index, end)) for mark in marks],
@@ -256,11 +269,21 @@ def _blocks(snapshot: _Snapshot, device: int) -> Iterator[tuple[int, Mapping[str
             continue
         address = _integer(segment, "address", snapshot.place, 0)
         for block in _dicts(segment.get("blocks", []), snapshot.place, f"$.segments[{number}].blocks"):
-            at = block.get("address")
-            at = address if at is None else at
+            at = address if block.get("address") is None else _integer(block, "address", snapshot.place, address)
             if block.get("state") in _LIVE:
                 yield at, block
             address = at + _integer(block, "size", snapshot.place, at)
+
+
+def _alloc_conf(settings: Mapping[str, Any] | None, segments: Sequence[Mapping[str, Any]]) -> str | None:
+    """The allocator settings that were on: as they were written, else what their effect tells; None: nothing tells."""
+    told = settings or {}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        if isinstance(written := told.get(name), str) and written.strip():
+            return written
+    if told.get("expandable_segments") is True or any(one.get("is_expandable") is True for one in segments):
+        return "expandable_segments:True"
+    return "" if told else None
 
 
 def _history(block: Mapping[str, Any]) -> object:
@@ -290,4 +313,4 @@ def _integer(item: Mapping[str, Any], name: str, place: str, at: int) -> int:
     value = item.get(name, 0)
     if type(value) is int and 0 <= value < 2**62:
         return value
-    raise EvenloadError(f"{name} is {str(value)[:40]!r} at {at}, which is no number of bytes", where=place)
+    raise EvenloadError(f"{name} is {shown(value)} at {at}, which is no number that can stand there", where=place)

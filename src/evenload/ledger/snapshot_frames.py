@@ -98,7 +98,9 @@ def _python(frame: Mapping[str, Any] | None) -> tuple[str, int, str] | None:
     if frame is None:
         return None
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
-    if not isinstance(file, str) or not isinstance(line, int) or not isinstance(name, str):
+    if not isinstance(file, str) or type(line) is not int or not isinstance(name, str):
+        return None
+    if not -1 <= line < 2**31:
         return None
     if not file or file == "??" or not (file.endswith(".py") or file.startswith("<")):
         return None

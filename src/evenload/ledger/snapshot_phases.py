@@ -31,6 +31,11 @@ class Row:
     roles: Role = Role.NONE
 
 
+def microseconds(value: object) -> int | None:
+    """A time as snapshots have it, since 1970; None: it is none."""
+    return value if type(value) is int and 0 <= value < 2**53 else None
+
+
 def marks_of(rows: Sequence[Row], annotations: Sequence[Mapping[str, Any]], device: int, start: int) -> list[Mark]:
     """Marks at which phases and steps begin.
 
@@ -69,8 +74,8 @@ def _annotated_steps(
     found: dict[int, Mark] = {}
     for annotation in annotations:
         named = _STEP.fullmatch(str(annotation.get("name")))
-        time = annotation.get("time_us")
-        if not named or annotation.get("stage") not in ("START", "start") or not isinstance(time, int):
+        time = microseconds(annotation.get("time_us"))
+        if not named or annotation.get("stage") not in ("START", "start") or time is None:
             continue
         if annotation.get("device", device) != device or not indexes:
             continue

@@ -19,6 +19,7 @@ from evenload._version import __version__
 from evenload.errors import EvenloadError, Notice
 from evenload.ledger.ledger import Ledger, Mark, Metadata
 from evenload.ledger.log import Log
+from evenload.ledger.settings import alloc_conf_of
 from evenload.ledger.words import MarkKind
 from evenload.record.core import Core
 from evenload.record.guard import Guard, told
@@ -119,6 +120,7 @@ class Recorder:
             started=time.time(),
             command=command,
             stacks=stacks,
+            alloc_conf=alloc_conf_of(os.environ),
         )
         self._model = model
         self._optimizer = optimizer
