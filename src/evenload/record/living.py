@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import torch
@@ -42,10 +42,10 @@ def collect_all(freed: Callable[[], int], *, seconds: float = 3.0) -> bool:
 
     Args:
         freed: a count that rises with everything that is freed.
-        seconds: no run begins after that time.
+        seconds: no run begins after that time of the processor, which a busy machine does not shorten.
     """
-    end = perf_counter() + seconds
-    while perf_counter() < end:
+    end = thread_time() + seconds
+    while thread_time() < end:
         before = freed()
         if gc.collect() == 0 or freed() == before:
             return True
