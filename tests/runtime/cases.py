@@ -20,7 +20,7 @@ from evenload.record.recorder import record
 from evenload.runtime.memory import step_peaks
 from evenload.runtime.optimizer import clip_gradients, make_optimizer
 from evenload.runtime.pipeline import examined, made, next_token_loss, parallelize, whole
-from evenload.runtime.ranks import device_mesh, find_ranks
+from evenload.runtime.ranks import device_mesh
 from evenload.runtime.rehearse import rehearse_rank
 from evenload.runtime.settings import RunSettings
 from evenload.runtime.step import train_step
@@ -130,14 +130,16 @@ add(2, "another model", partial(refusal, plan_of([6, 6], "1f1b", 4, Policy())))
 add(2, "too few micro-batches", partial(refusal, plan_of([6, 5], "1f1b", 1)))
 
 
-def peaks(plan: Plan, accumulation: int = 1, **changes: Any) -> dict[str, Any]:
+def peaks(plan: Plan, accumulation: int = 1, degrees: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Peaks of this rank's steps: rehearsed before they run, and recorded when they do."""
+    plan = replace(plan, setup=replace(plan.setup, **(degrees or {})))
     settings = RunSettings(accumulation=accumulation, clip=1.0)
     make = partial(reference, **changes)
     model = made(make)
     anatomy = examined(model, plan, None, None, None)
-    ledger = rehearse_rank(model, anatomy, plan, find_ranks(plan, None, None), settings, loss=next_token_loss)
-    pipeline, _ = parallelize(make, plan, accumulation=accumulation)
+    ledger = rehearse_rank(model, anatomy, plan, settings, loss=next_token_loss)
+    mesh = device_mesh(plan) if degrees else None
+    pipeline, _ = parallelize(make, plan, mesh, accumulation=accumulation)
     optimizer = make_optimizer(pipeline.parameters(), settings)
 
     def tokens(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,7 +165,7 @@ for schedule, table in (
 ):
     add(2, f"peaks {schedule}", partial(peaks, plan_of(table, schedule, 4)))
 add(2, "peaks accumulated", partial(peaks, plan_of([6, 5], "1f1b", 4, Policy()), accumulation=2))
-
+add(2, "peaks tied", partial(peaks, plan_of([6, 5], "1f1b", 4, Policy()), tie_word_embeddings=True, vocab_size=9000))
 
 SMALL = Policy(full=frozenset({1}), select={r"mlp\.mul": frozenset({0, 2})})
 
@@ -223,6 +225,28 @@ DIVIDED: dict[str, Callable[[], Any]] = {
 }
 for name, run in DIVIDED.items():
     add(4, name, run)
+DIVIDED_PEAKS: dict[int, dict[str, tuple[Any, str, dict[str, Any]]]] = {
+    2: {
+        "tp": ([5], "1f1b", {"tp": 2}),
+        "tp with sequences": ([5], "1f1b", {"tp": 2, "sequence_parallel": True}),
+        "ddp": ([5], "1f1b", {"dp": 2}),
+        "fsdp 2": ([5], "1f1b", {"dp": 2, "zero": 2}),
+        "fsdp 3": ([5], "1f1b", {"dp": 2, "zero": 3}),
+    },
+    4: {
+        "pp tp": ([2, 3], "1f1b", {"tp": 2}),
+        "pp tp with sequences": ([[1, 1], [2, 1]], "interleaved_1f1b", {"tp": 2, "sequence_parallel": True}),
+        "pp tp in a v": ([[1, 1], [2, 1]], "zbv", {"tp": 2}),
+        "pp fsdp 2": ([[1, 1], [2, 1]], "interleaved_1f1b", {"dp": 2, "zero": 2}),
+        "pp fsdp 3": ([2, 3], "1f1b", {"dp": 2, "zero": 3}),
+        "pp fsdp without bubbles": ([[1, 1], [2, 1]], "interleaved_zero_bubble", {"dp": 2, "zero": 3}),
+        "tp fsdp": ([5], "1f1b", {"tp": 2, "dp": 2, "zero": 3}),
+    },
+}
+"""World -> case -> layout of 5 layers, schedule, degrees."""
+for world, chosen in DIVIDED_PEAKS.items():
+    for name, (table, schedule, degrees) in chosen.items():
+        add(world, f"peaks {name}", partial(peaks, plan_of(table, schedule, 4, SMALL), degrees=degrees, layers=5))
 
 
 def refused_division(make: Callable[[], Any], table: Any, schedule: str, **degrees: Any) -> str:

@@ -13,9 +13,10 @@ from evenload.errors import EvenloadError
 from evenload.plan.layout import Layout
 from evenload.runtime.anatomy import take_result
 from evenload.runtime.examine import examine
+from evenload.runtime.materials import Materials
 from evenload.runtime.placement import places
 from evenload.runtime.skeleton import without_parameters
-from evenload.runtime.stages import Materials, make_chunk
+from evenload.runtime.stages import make_chunk
 
 CPU = torch.device("cpu")
 
@@ -23,7 +24,10 @@ CPU = torch.device("cpu")
 def chunks_of(model, table):
     anatomy = examine(model, (TOKENS,))
     materials = Materials(model, CPU, seed=0, init=None)
-    return [make_chunk(materials, place, anatomy) for place in places(Layout.from_counts(table))]
+    chunks = [make_chunk(materials, place, anatomy) for place in places(Layout.from_counts(table))]
+    for chunk in chunks:
+        materials.fill(chunk.model, chunk.full_names)
+    return chunks
 
 
 def run(chunks, tokens):

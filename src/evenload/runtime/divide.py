@@ -10,25 +10,41 @@ from evenload.runtime.anatomy import Passed
 from evenload.runtime.parallel import apply_tensor_parallel
 from evenload.runtime.parts import Parts
 from evenload.runtime.ranks import Ranks
+from evenload.runtime.replicas import without_data
 from evenload.runtime.sharding import apply_data_parallel
 from evenload.runtime.stages import Chunk, Skipped
 from evenload.setup import Setup
 
 
 def divide(chunk: Chunk, plan: Plan, ranks: Ranks) -> None:
-    """Divide a chunk as a plan says, in place.
+    """Divide a chunk as a plan says, in place; replicas that divide nothing come later (`replicated`).
 
     Raises:
         EvenloadError: it has modules that nobody knows how to divide.
     """
-    if ranks.tp_mesh is None and ranks.dp_mesh is None:
+    sharded = ranks.dp_mesh is not None and plan.setup.zero > 0
+    if ranks.tp_mesh is None and not sharded:
         return
     parts = chunk_parts(chunk)
     if ranks.tp_mesh is not None:
         apply_tensor_parallel(parts, ranks.tp_mesh, sequence_parallel=plan.setup.sequence_parallel)
-    if ranks.dp_mesh is not None:
+    if ranks.dp_mesh is not None and sharded:
         again = plan.policy.optimizer_comm
         apply_data_parallel(chunk, parts, ranks.dp_mesh, plan.setup, gather_again=again)
+
+
+def replicated(chunk: Chunk, plan: Plan, ranks: Ranks) -> nn.Module:
+    """What a stage calls: the chunk itself, or where replicas divide nothing what adds up their gradients.
+
+    It has buckets of its own, so it comes when the chunk has its memory. Replicas begin with the same values, because
+    those depend on the seed alone.
+    """
+    if ranks.dp_mesh is None or plan.setup.zero > 0:
+        return chunk
+    model = apply_data_parallel(chunk, Parts(layers=()), ranks.dp_mesh, plan.setup, equalize=False)
+    if ranks.stands_for is not None:
+        without_data(model, ranks.dp_mesh.get_group())
+    return model
 
 
 def chunk_parts(chunk: Chunk) -> Parts:

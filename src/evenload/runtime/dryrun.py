@@ -17,7 +17,6 @@ from evenload.ledger.ledger import Ledger
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Recompute
 from evenload.recompute import apply
-from evenload.record.failures import explained
 from evenload.record.hugging_face import model_builder, token_batches
 from evenload.record.planned import DTYPES, check_trainable
 from evenload.record.rehearsal import Rehearsal
@@ -26,11 +25,14 @@ from evenload.record.targets import Target, find_target
 from evenload.record.training import OptimizerName, Training, make_optimizer
 from evenload.runtime._torch_private import without_fake_tensors
 from evenload.runtime.collectives import Collective, of_all_layers
-from evenload.runtime.dry_pipeline import make_pipeline, schedule_of
 from evenload.runtime.listener import Listener
 from evenload.runtime.parallel import apply_tensor_parallel
 from evenload.runtime.parts import check_complete, find_parts
+from evenload.runtime.pipeline import Pipeline, examined, made, next_token_loss
+from evenload.runtime.ranks import find_ranks
+from evenload.runtime.rehearse import blank_batch, rehearse
 from evenload.runtime.replicas import without_data
+from evenload.runtime.schedules import torch_schedule
 from evenload.runtime.sharding import apply_data_parallel, check_sharding
 from evenload.runtime.world import first_rank, make_mesh, place_of, simulated
 from evenload.simulate.composition import Reduction
@@ -76,7 +78,7 @@ def prepare_rank(
     check_trainable(plan)
     check_sharding(setup)
     if setup.chunks > 1:
-        schedule_of(plan)
+        torch_schedule(plan.schedule, pp=setup.pp, interleave=setup.interleave, micro_batches=setup.micro_batches)
     place_of(rank, setup)
     target = find_target(device)
     build = model_builder(
@@ -162,19 +164,34 @@ class _Run:
 
     def pipeline(self, steps: int) -> Ledger:
         """Run the rank's chunks under their schedule."""
-        setup = self._plan.setup
-        with self.rehearsal() as place, explained(place):
+        plan, setup = self._plan, self._plan.setup
+        whole = made(self._build)
+        anatomy = examined(whole, plan, None, None, self._autocast)
+        ranks = find_ranks(plan, make_mesh(setup), "cpu")
+        tokens = blank_batch(plan)
+
+        def train(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> None:
+            pipeline.step(*tokens(0))
+            if optimizer is not None:
+                optimizer.step()
+            for chunk in pipeline.chunks:
+                chunk.zero_grad()
+
+        with self.rehearsal() as place:
             self._listener = Listener(place.core)
-            with without_fake_tensors():
-                made = make_pipeline(self._build, self._plan, make_mesh(setup), place_of(self._rank, setup).pp)
-            made.materialize()
-            made.name_modules(place.core)
-            optimizer = make_optimizer(self._optimizer, made.chunks)
-            context = nullcontext() if self._autocast is None else torch.autocast(self._target.kind, self._autocast)
-            with place.recorded(made.chunks, optimizer) as count, context:
-                count.told = True
-                made.run(place.core, optimizer, steps=steps, ended=count.end, waits_release=self._target.accelerator)
-        return place.ledger
+            return rehearse(
+                place,
+                whole,
+                anatomy,
+                plan,
+                ranks,
+                loss=next_token_loss,
+                autocast=self._autocast,
+                share=setup.micro_batches,
+                optimizer=partial(make_optimizer, self._optimizer),
+                step=train,
+                steps=steps,
+            )
 
     def _few(self, path: str, reduced: Reduction) -> None:
         self._reduced = path, reduced

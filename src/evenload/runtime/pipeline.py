@@ -20,15 +20,16 @@ from evenload.errors import EvenloadError
 from evenload.plan.plan import Plan
 from evenload.recompute.handle import Handle, apply
 from evenload.runtime.anatomy import Anatomy
-from evenload.runtime.divide import divide, local_hidden
+from evenload.runtime.divide import divide, local_hidden, replicated
 from evenload.runtime.examine import examine
 from evenload.runtime.launch import agreed
+from evenload.runtime.materials import Materials
 from evenload.runtime.placement import Place, local_policy, places, recomputes
 from evenload.runtime.ranks import Ranks, find_ranks
 from evenload.runtime.schedules import TorchSchedule, torch_schedule
 from evenload.runtime.sharding import check_sharding
 from evenload.runtime.skeleton import Init, without_parameters
-from evenload.runtime.stages import Chunk, Materials, make_chunk
+from evenload.runtime.stages import Chunk, make_chunk
 from evenload.runtime.tied import Tied
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -78,7 +79,7 @@ class Pipeline:
     @property
     def chunks(self) -> list[Chunk]:
         """The modules of this rank's stages."""
-        return [cast("Chunk", stage.submod) for stage in self.stages]
+        return [cast("Chunk", getattr(stage.submod, "module", stage.submod)) for stage in self.stages]
 
     @property
     def holds_last(self) -> bool:
@@ -158,7 +159,7 @@ class Pipeline:
     def _computing(self) -> Any:
         if self.autocast is None:
             return nullcontext()
-        return torch.autocast(self.ranks.device.type, self.autocast)
+        return torch.autocast(self.ranks.stands_for or self.ranks.device.type, self.autocast)
 
 
 def parallelize(
@@ -240,13 +241,16 @@ def assemble(
     every = places(plan.layout, kind.style)
     _check_tied(anatomy, every, plan)
     chunks = [make_chunk(materials, place, anatomy) for place in every if place.rank == ranks.stage]
+    with materials.dividing():
+        for chunk in chunks:
+            divide(chunk, plan, ranks)
     for chunk in chunks:
-        divide(chunk, plan, ranks)
+        materials.fill(chunk.model, chunk.full_names)
     handles = [handle for chunk in chunks if (handle := _recompute(chunk, plan, kind)) is not None]
     for chunk in chunks:
         chunk.arm()
     anatomy = replace(anatomy, hidden=local_hidden(anatomy.hidden, plan.setup))
-    stages = tuple(_stage(chunk, len(every), anatomy, ranks) for chunk in chunks)
+    stages = tuple(_stage(chunk, replicated(chunk, plan, ranks), len(every), anatomy, ranks) for chunk in chunks)
 
     def divided(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return loss(logits, target) / share
@@ -335,11 +339,11 @@ def _recompute(chunk: Chunk, plan: Plan, kind: TorchSchedule) -> Handle | None:
 _NONE: Final[tuple[torch.Tensor, ...]] = ()
 
 
-def _stage(chunk: Chunk, count: int, anatomy: Anatomy, ranks: Ranks) -> PipelineStage:
+def _stage(chunk: Chunk, called: nn.Module, count: int, anatomy: Anatomy, ranks: Ranks) -> PipelineStage:
     """PyTorch's stage of a chunk. What it sends and receives is known, so no rank has to run it once to find out."""
     place = chunk.place
     return PipelineStage(
-        chunk,
+        called,
         place.index,
         count,
         ranks.device,

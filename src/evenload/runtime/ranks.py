@@ -28,26 +28,15 @@ class Ranks:
     pp: int
     pp_group: Group | None
     """The ranks of this pipeline."""
-    mesh: DeviceMesh | None
     device: torch.device
     replica: int = 0
     """Rank among the data-parallel replicas."""
-
-    @property
-    def tp_mesh(self) -> DeviceMesh | None:
-        """The ranks that share each layer; None: there are none."""
-        return self._part("tp")
-
-    @property
-    def dp_mesh(self) -> DeviceMesh | None:
-        """The replicas; None: there are none."""
-        return self._part("dp")
-
-    def _part(self, name: str) -> DeviceMesh | None:
-        if self.mesh is None or name not in (self.mesh.mesh_dim_names or ()):
-            return None
-        part = self.mesh[name]
-        return part if part.size() > 1 else None
+    tp_mesh: DeviceMesh | None = None
+    """The ranks that share each layer; None: there are none."""
+    dp_mesh: DeviceMesh | None = None
+    """The replicas; None: there are none."""
+    stands_for: str | None = None
+    """In a rehearsal, the kind of the device that the run is for."""
 
 
 def device_mesh(plan: Plan) -> DeviceMesh:
@@ -97,10 +86,19 @@ def find_ranks(plan: Plan, mesh: DeviceMesh | None, device: torch.device | str |
         stage=distributed.get_rank(group),
         pp=size,
         pp_group=group,
-        mesh=mesh,
         device=torch.device(device) if device is not None else own_device(),
         replica=mesh.get_local_rank("dp") if mesh is not None and "dp" in names else 0,
+        tp_mesh=_part(mesh, "tp"),
+        dp_mesh=_part(mesh, "dp"),
     )
+
+
+def _part(mesh: DeviceMesh | None, name: str) -> DeviceMesh | None:
+    """One dimension of a mesh; None: it has one rank."""
+    if mesh is None or name not in (mesh.mesh_dim_names or ()):
+        return None
+    part = mesh[name]
+    return part if part.size() > 1 else None
 
 
 def own_device() -> torch.device:

@@ -1,97 +1,63 @@
-"""One rank of a pipeline, rehearsed: the real schedule and the real stages on fake tensors, and nobody to talk to.
+"""One rank of a pipeline on fake tensors: the real chunks and PyTorch's own schedule, in groups that send nothing.
 
 What a rank holds follows from PyTorch's own code, which runs as it will run: the order of actions, what stages keep,
-and which sends are held until when. So nothing about a schedule has to be modelled. Work objects hold what they send,
-as Gloo's do.
+and which sends are held until when. So nothing about a schedule has to be modelled. The rank may be this process's own,
+before its run begins, or one that does not exist (`evenload.runtime.world`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import warnings
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage
 
 from evenload.ledger.ledger import Ledger
 from evenload.plan.plan import Plan
+from evenload.record.core import Core
 from evenload.record.failures import explained
 from evenload.record.rehearsal import Rehearsal
 from evenload.record.targets import find_target
-from evenload.runtime._torch_private import InferenceMode, PipelineSchedule, schedules
+from evenload.runtime._torch_private import forget_meshes
 from evenload.runtime.anatomy import Anatomy
+from evenload.runtime.dry_exchange import exchanging_nothing
+from evenload.runtime.materials import Shapes
 from evenload.runtime.optimizer import make_optimizer
-from evenload.runtime.pipeline import Loss, assemble
-from evenload.runtime.ranks import Ranks
+from evenload.runtime.pipeline import Loss, Pipeline, assemble
+from evenload.runtime.ranks import Ranks, find_ranks
 from evenload.runtime.settings import RunSettings
-from evenload.runtime.stages import Materials
+from evenload.runtime.stages import name_modules
 from evenload.runtime.step import train_step
+from evenload.runtime.world import DIMENSIONS
 
 STEPS: Final = 2
 """The second step is what later ones are like: states of the optimizer and receive buffers are there."""
 
-
-_WARM_UP: Final = "_warmup_p2p"
-_MODE: Final = "_inference_mode"
-_EXCHANGE: Final = "_batch_p2p"
-
-
-class _Held:
-    """What stands for a send or a receive under way."""
-
-    def __init__(self, tensors: list[torch.Tensor], *, waits_release: bool) -> None:
-        self._tensors = tensors
-        self._waits_release = waits_release
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
-        if self._waits_release:
-            self._tensors = []
-
-
-class _Shapes(Materials):
-    """Parameters and buffers as fake tensors."""
-
-    def __init__(self, model: nn.Module, fake: Any) -> None:
-        super().__init__(model, torch.device("cpu"), seed=0, init=None)
-        self._fake = fake
-        self._shapes: dict[int, nn.Parameter] = {}
-
-    def real(self, parameter: nn.Parameter) -> nn.Parameter:
-        """A fake parameter; chunks that share one get the same object."""
-        if id(parameter) not in self._shapes:
-            made = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-            self._shapes[id(parameter)] = nn.Parameter(made, parameter.requires_grad)
-        return self._shapes[id(parameter)]
-
-    def buffer(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A fake buffer."""
-        return self._fake.from_tensor(buffer)
-
-    def fill(self, chunk: nn.Module, names: Mapping[str, str]) -> None:
-        """Fake parameters have no values."""
+Optimizer = torch.optim.Optimizer
 
 
 def rehearse_rank(
     whole: nn.Module,
     anatomy: Anatomy,
     plan: Plan,
-    ranks: Ranks,
     settings: RunSettings,
     *,
     loss: Loss,
     autocast: torch.dtype | None = None,
     device: str = "cpu",
 ) -> Ledger:
-    """The ledger of this rank's training steps, without their memory.
+    """The ledger of this process's training steps, without their memory. Called on every rank: each has its own.
 
     Args:
         whole: the whole model, with or without values.
         anatomy: its parts.
         plan: how it is trained.
-        ranks: which rank; its groups are never talked to.
         settings: the optimizer, and how many steps of the schedule it waits for.
         loss: mean loss of a micro-batch.
         autocast: type in which forward runs under autocast.
@@ -100,45 +66,117 @@ def rehearse_rank(
     Raises:
         EvenloadError: the model cannot run on fake tensors.
     """
-    setup = plan.setup
-    here = replace(ranks, device=torch.device("cpu"), pp=1)  # with nobody to share losses and norms with
-    rehearsal = Rehearsal(find_target(device), redirect=False, rank=ranks.rank, world=ranks.world)
-    with rehearsal, _nobody(waits_release=ranks.device.type == "cuda"):
-        share = setup.micro_batches * settings.accumulation
-        shapes = _Shapes(whole, rehearsal.fake)
-        pipeline = assemble(shapes, anatomy, plan, here, loss=loss, autocast=autocast, share=share)
+    batch = blank_batch(plan)
+    numbers = iter(range(STEPS))
+
+    def step(pipeline: Pipeline, optimizer: Optimizer | None) -> None:
+        train_step(pipeline, cast("Optimizer", optimizer), settings, batch, next(numbers))
+
+    with (
+        among_nobody(plan) as here,
+        Rehearsal(find_target(device), redirect=False, rank=here.rank, world=here.world) as place,
+    ):
+        return rehearse(
+            place,
+            whole,
+            anatomy,
+            plan,
+            here,
+            loss=loss,
+            autocast=autocast,
+            share=plan.setup.micro_batches * settings.accumulation,
+            optimizer=lambda model: make_optimizer(model.parameters(), settings),
+            step=step,
+            steps=STEPS,
+        )
+
+
+def rehearse(
+    place: Rehearsal,
+    whole: nn.Module,
+    anatomy: Anatomy,
+    plan: Plan,
+    ranks: Ranks,
+    *,
+    loss: Loss,
+    autocast: torch.dtype | None,
+    share: int,
+    optimizer: Callable[[nn.Module], Optimizer | None],
+    step: Callable[[Pipeline, Optimizer | None], None],
+    steps: int,
+) -> Ledger:
+    """Run training steps of one rank in a place without memory.
+
+    Args:
+        place: where, already entered.
+        whole: the whole model, with or without values.
+        anatomy: its parts.
+        plan: how it is trained.
+        ranks: which rank, in groups that send nothing.
+        loss: mean loss of a micro-batch.
+        autocast: type in which forward runs under autocast.
+        share: what the loss of a micro-batch is divided by.
+        optimizer: makes that of the rank's chunks.
+        step: runs one step.
+        steps: how many.
+
+    Raises:
+        EvenloadError: the model cannot be divided so, or cannot run on fake tensors.
+    """
+    here = replace(ranks, device=torch.device("cpu"), stands_for=place.target.kind)
+    with explained(place), exchanging_nothing(waits_release=place.target.accelerator), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # of views that are changed in place
+        materials = Shapes(whole, place.fake)
+        pipeline = assemble(materials, anatomy, plan, here, loss=loss, autocast=autocast, share=share)
+        pipeline.tie()
+        name_modules(place.core.paths, pipeline.chunks)
+        for stage in pipeline.stages:
+            _number_forwards(stage, place.core)
         model = nn.ModuleList(pipeline.chunks)
-        optimizer = make_optimizer(pipeline.parameters(), settings)
-        rows = setup.micro_batch * setup.micro_batches
+        chosen = optimizer(model)
+        with place.recorded(model, chosen) as count:
+            count.told = True
+            for _ in range(steps):
+                step(pipeline, chosen)
+                count.end()
+    return place.ledger
 
-        def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
-            shape = (rows, setup.seq)
-            return torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64)
 
-        with rehearsal.recorded(model, optimizer) as steps, explained(rehearsal):
-            steps.told = True
-            for number in range(STEPS):
-                train_step(pipeline, optimizer, settings, batch, number)
-                steps.end()
-    return rehearsal.ledger
+def blank_batch(plan: Plan) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens and targets of any step, without values."""
+    shape = (plan.setup.micro_batch * plan.setup.micro_batches, plan.setup.seq)
+
+    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.int64)
+
+    return batch
 
 
 @contextmanager
-def _nobody(*, waits_release: bool) -> Generator[None]:
-    """PyTorch's schedules, without other ranks; see `evenload.runtime.dry_exchange` for what is held how long."""
-    warm_up, exchange = getattr(PipelineSchedule, _WARM_UP), getattr(schedules, _EXCHANGE)
-
-    def held(operations: list[Any], *_: Any, **__: Any) -> list[_Held]:
-        return [_Held([operation.tensor], waits_release=waits_release) for operation in operations]
-
-    def told(_schedule: Any, stages: list[Any], *_: Any, **__: Any) -> None:
-        for stage in stages:
-            setattr(stage, _MODE, InferenceMode.STATIC)
-
-    setattr(PipelineSchedule, _WARM_UP, told)
-    setattr(schedules, _EXCHANGE, held)
+def among_nobody(plan: Plan) -> Generator[Ranks]:
+    """This process's place in groups like those of the run that send nothing, for as long as the block lasts."""
+    setup = plan.setup
+    fake: Any = dict.fromkeys(DIMENSIONS, "fake")
+    forget_meshes()
+    mesh = init_device_mesh("cpu", (setup.pp, setup.dp, setup.tp), mesh_dim_names=DIMENSIONS, backend_override=fake)
     try:
-        yield
+        yield find_ranks(plan, mesh, "cpu")
     finally:
-        setattr(PipelineSchedule, _WARM_UP, warm_up)
-        setattr(schedules, _EXCHANGE, exchange)
+        for name in DIMENSIONS:
+            distributed.destroy_process_group(mesh.get_group(name))
+        forget_meshes()
+
+
+def _number_forwards(stage: PipelineStage, core: Core) -> None:
+    """Let a stage tell a recording which micro-batch forward works on."""
+    phases, forward = core.phases, cast("Any", stage).forward_one_chunk
+
+    def numbered(fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        phases.fix_micro_batch(fwd_chunk_id)
+        depth = phases.depth
+        try:
+            return forward(fwd_chunk_id, *args, **kwargs)
+        finally:
+            phases.unwind(depth)  # a chunk ends forward behind its last layer, inside the modules around it
+
+    cast("Any", stage).forward_one_chunk = numbered

@@ -7,8 +7,7 @@ ends behind the last layer of the chunk.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -17,9 +16,10 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from evenload.errors import EvenloadError
+from evenload.record.modules import ModulePaths
 from evenload.runtime.anatomy import Anatomy, take_result
+from evenload.runtime.materials import Materials
 from evenload.runtime.placement import Place
-from evenload.runtime.skeleton import Init, fill, meta_buffers, on_meta
 
 COUNTS: Final = frozenset(("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
 """What configurations call the number of layers."""
@@ -138,83 +138,8 @@ class Passage(nn.Module):
         return (given.clone(),) if self._in_tuple else given.clone()
 
 
-class Materials:
-    """The parameters of one rank, made from those of the whole model. Chunks that share one get the same object."""
-
-    def __init__(self, model: nn.Module, device: torch.device, *, seed: int, init: Init | None) -> None:
-        """Prepare.
-
-        Raises:
-            EvenloadError: the model has buffers without values.
-        """
-        empty = meta_buffers(model)
-        if empty:
-            raise EvenloadError(
-                f"the buffer {empty[0]!r} has no values: the model was made on the meta device",
-                fix="pass the function that makes it, which evenload calls so that only parameters have no values",
-            )
-        self.model = model
-        self._device = device
-        self._seed = seed
-        self._init = init
-        self._made: dict[int, nn.Parameter] = {}
-        self._empty: set[int] = set()
-
-    def real(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The parameter itself where it has values and is on the device, else a new one."""
-        if id(parameter) not in self._made:
-            made = parameter
-            if parameter.is_meta:
-                made = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
-                self._empty.add(id(made))
-            elif parameter.device != self._device:
-                made = nn.Parameter(parameter.detach().to(self._device), parameter.requires_grad)
-            self._made[id(parameter)] = made
-        return self._made[id(parameter)]
-
-    def copy(self, own: frozenset[str], layers: frozenset[str]) -> nn.Module:
-        """The model's structure, with real parameters where they are named, and without the values of all others.
-
-        Args:
-            own: names of the parameters that are real.
-            layers: paths of layers that are left out.
-        """
-        memo: dict[int, Any] = {}
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if name in own:
-                memo[id(parameter)] = self.real(parameter)
-        for parameter in self.model.parameters():
-            if id(parameter) not in memo:
-                memo[id(parameter)] = parameter if parameter.is_meta else on_meta(parameter)
-        for buffer in self.model.buffers():
-            memo[id(buffer)] = self.buffer(buffer)
-        for path in layers:
-            memo[id(self.model.get_submodule(path))] = nn.Identity()
-        try:
-            return copy.deepcopy(self.model, memo)
-        except Exception as error:  # whatever a model holds that cannot be copied
-            raise EvenloadError(
-                f"the model cannot be copied: {type(error).__name__}: {error}",
-                fix="keep what cannot be copied outside the model",
-            ) from error
-
-    def buffer(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A buffer on the device."""
-        return buffer.to(self._device)
-
-    def fill(self, chunk: nn.Module, names: Mapping[str, str]) -> None:
-        """Give parameters without values their first ones."""
-        for path, module in cast("Iterable[tuple[str, nn.Module]]", chunk.named_modules()):
-            own = dict(module.named_parameters(recurse=False))
-            if any(id(one) in self._empty for one in own.values()):
-                local = f"{path}.{next(iter(own))}" if path else next(iter(own))
-                full = names[local].rpartition(".")[0]
-                fill(self.model, module, full, seed=self._seed, init=self._init)
-                self._empty.difference_update(map(id, own.values()))
-
-
 def make_chunk(materials: Materials, place: Place, anatomy: Anatomy) -> Chunk:
-    """One chunk of a pipeline.
+    """One chunk of a pipeline. Parameters that have no values yet get them from `materials.fill`.
 
     Args:
         materials: where its parameters come from.
@@ -231,9 +156,23 @@ def make_chunk(materials: Materials, place: Place, anatomy: Anatomy) -> Chunk:
     paths = _keep_layers(model, anatomy, place)
     _skip_ends(model, anatomy, own)
     _narrow_configs(model, len(anatomy.layers), list(place.layers) or [0])
-    names = {_local(name, paths): name for name in own}
-    materials.fill(model, names)
+    names = {_local(name, paths): name for name in everything if name in own}
     return Chunk(model, place, anatomy, names)
+
+
+def name_modules(paths: ModulePaths, chunks: Sequence[Chunk]) -> None:
+    """Tell a recording the paths that the modules of one rank have in the whole model."""
+    for chunk in chunks:
+        paths.put(chunk, "")
+        own = {
+            f"{chunk.container}.{key}": chunk.anatomy.layers[n]
+            for key, n in zip(
+                dict(chunk.model.get_submodule(chunk.container).named_children()), chunk.place.layers, strict=False
+            )
+        }
+        for path, module in cast("Iterator[tuple[str, nn.Module]]", chunk.model.named_modules()):
+            layer = next((local for local in own if path == local or path.startswith(f"{local}.")), None)
+            paths.put(module, path if layer is None else own[layer] + path.removeprefix(layer))
 
 
 def _local(name: str, paths: Mapping[str, str]) -> str:

@@ -82,15 +82,11 @@ class Watch:
 
     def _predicted(self, plan: Plan, make: Callable[[], nn.Module]) -> RankMemory:
         pipeline = self._pipeline
-        if plan.setup.tp > 1 or plan.setup.dp > 1:
-            why = "layers that are divided are rehearsed by evenload dryrun --rank"
-            return RankMemory(rank=pipeline.ranks.rank, why=why)
         try:
             ledger = rehearse_rank(
                 made(make),
                 pipeline.anatomy,
                 plan,
-                pipeline.ranks,
                 self._settings,
                 loss=next_token_loss,
                 autocast=pipeline.autocast,
