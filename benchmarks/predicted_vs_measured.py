@@ -4,8 +4,11 @@ Each rank's step is rehearsed on fake tensors and the peak kept before the first
 the peak of the third is measured by the recorder. A second run is measured by PyTorch's profiler, which sees every
 allocation of the rank's own thread, kernels' scratch included.
 
-    python benchmarks/predicted_vs_measured.py            # 2 ranks
-    python benchmarks/predicted_vs_measured.py --ranks 4
+    python benchmarks/predicted_vs_measured.py            # 2 stages
+    python benchmarks/predicted_vs_measured.py --stages 4
+    python benchmarks/predicted_vs_measured.py --tp 2 --sequence-parallel
+    python benchmarks/predicted_vs_measured.py --dp 2 --zero 3
+    python benchmarks/predicted_vs_measured.py --stages 1 --dp 2 --zero 0 --schedules 1f1b
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from evenload.record.recorder import record
 from evenload.runtime.memory import of_ledger, step_peaks
 from evenload.runtime.optimizer import make_optimizer
 from evenload.runtime.pipeline import Pipeline, examined, made, next_token_loss, parallelize
-from evenload.runtime.ranks import find_ranks
+from evenload.runtime.ranks import device_mesh
 from evenload.runtime.reference import ReferenceModel, read_sizes
 from evenload.runtime.rehearse import rehearse_rank
 from evenload.runtime.settings import RunSettings
@@ -43,7 +46,12 @@ SIZES = {
     "num_key_value_heads": 2,
 }
 SEQ, MICRO_BATCH = 64, 2
-LAYOUTS = {2: ([[7, 4]], [[3, 3], [3, 2]]), 4: ([[3, 3, 3, 2]], [[2, 2, 1, 1], [2, 1, 1, 1]])}
+LAYOUTS = {
+    1: ([[11]], [[6], [5]]),
+    2: ([[7, 4]], [[3, 3], [3, 2]]),
+    4: ([[3, 3, 3, 2]], [[2, 2, 1, 1], [2, 1, 1, 1]]),
+}
+"""Stages -> layers of one chunk a stage, and of two."""
 ONE_CHUNK = ("gpipe", "1f1b")
 SCHEDULES = (*ONE_CHUNK, "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v")
 POLICIES = {
@@ -57,14 +65,14 @@ POLICIES = {
 SETTINGS = RunSettings()
 
 
-def plan_of(world: int, schedule: str, policy: Policy) -> Plan:
+def plan_of(degrees: dict[str, Any], schedule: str, policy: Policy) -> Plan:
     """The plan of one row."""
-    table = LAYOUTS[world][schedule not in ONE_CHUNK]
+    table = LAYOUTS[degrees["pp"]][schedule not in ONE_CHUNK]
     setup = Setup(
-        pp=world,
+        **degrees,
         interleave=len(table),
         micro_batch=MICRO_BATCH,
-        micro_batches=2 * world,
+        micro_batches=2 * degrees["pp"],
         seq=SEQ,
         dtype="fp32",
         schedule=schedule,
@@ -76,7 +84,7 @@ def predict(plan: Plan, make: Any) -> int:
     """This rank's peak, rehearsed."""
     whole = made(make)
     anatomy = examined(whole, plan, None, None, None)
-    ledger = rehearse_rank(whole, anatomy, plan, find_ranks(plan, None, None), SETTINGS, loss=next_token_loss)
+    ledger = rehearse_rank(whole, anatomy, plan, SETTINGS, loss=next_token_loss)
     return of_ledger(distributed.get_rank(), ledger).predicted or 0
 
 
@@ -92,7 +100,8 @@ def batch_of(plan: Plan) -> Any:
 
 def build(plan: Plan, make: Any) -> tuple[Pipeline, torch.optim.Optimizer]:
     """This rank's part of a run."""
-    pipeline, _ = parallelize(make, plan)
+    divided = plan.setup.devices > plan.setup.pp
+    pipeline, _ = parallelize(make, plan, device_mesh(plan) if divided else None)
     return pipeline, make_optimizer(pipeline.parameters(), SETTINGS)
 
 
@@ -124,7 +133,7 @@ def by_profiler(plan: Plan, make: Any) -> int:
     return peak
 
 
-def rank(number: int, world: int, folder: str, schedules: list[str]) -> None:
+def rank(number: int, world: int, folder: str, degrees: dict[str, Any], schedules: list[str]) -> None:
     """One process: all rows."""
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", world)
@@ -132,7 +141,7 @@ def rank(number: int, world: int, folder: str, schedules: list[str]) -> None:
     make = partial(ReferenceModel, read_sizes(SIZES))
     for schedule in schedules:
         for policy, chosen in POLICIES.items():
-            plan = plan_of(world, schedule, chosen)
+            plan = plan_of(degrees, schedule, chosen)
             predicted = predict(plan, make)
             found: list[Any] = [None] * world
             distributed.all_gather_object(found, (predicted, by_recorder(plan, make), by_profiler(plan, make)))
@@ -156,14 +165,21 @@ def row(schedule: str, policy: str, found: list[tuple[int, int, int]]) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, choices=sorted(LAYOUTS), default=2)
+    parser.add_argument("--stages", type=int, choices=sorted(LAYOUTS), default=2)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--dp", type=int, default=1)
+    parser.add_argument("--zero", type=int, choices=(0, 2, 3), default=3)
     parser.add_argument("--schedules", nargs="*", default=list(SCHEDULES))
     asked = parser.parse_args()
+    degrees = {"pp": asked.stages, "tp": asked.tp, "sequence_parallel": asked.sequence_parallel}
+    degrees |= {"dp": asked.dp, "zero": asked.zero} if asked.dp > 1 else {}
+    world = asked.stages * asked.tp * asked.dp
     print("| schedule | recomputed | predicted (KiB, by rank) | measured | difference | profiler differs by (KiB) |")
     print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         processes: Any = torch.multiprocessing
-        processes.spawn(rank, (asked.ranks, str(Path(folder)), asked.schedules), nprocs=asked.ranks)
+        processes.spawn(rank, (world, str(Path(folder)), degrees, asked.schedules), nprocs=world)
 
 
 if __name__ == "__main__":

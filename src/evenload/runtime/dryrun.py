@@ -171,7 +171,9 @@ class _Run:
         tokens = blank_batch(plan)
 
         def train(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> None:
-            pipeline.step(*tokens(0))
+            ids = tokens(0)[0]  # labels are the tokens, as without a pipeline
+            pipeline.step(ids, ids)
+            del ids
             if optimizer is not None:
                 optimizer.step()
             for chunk in pipeline.chunks:

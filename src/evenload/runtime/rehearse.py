@@ -129,10 +129,10 @@ def rehearse(
         materials = Shapes(whole, place.fake)
         pipeline = assemble(materials, anatomy, plan, here, loss=loss, autocast=autocast, share=share)
         pipeline.tie()
-        name_modules(place.core.paths, pipeline.chunks)
         for stage in pipeline.stages:
             _number_forwards(stage, place.core)
         model = nn.ModuleList(pipeline.chunks)
+        name_modules(place.core.paths, model)
         chosen = optimizer(model)
         with place.recorded(model, chosen) as count:
             count.told = True

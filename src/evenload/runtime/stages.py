@@ -160,19 +160,17 @@ def make_chunk(materials: Materials, place: Place, anatomy: Anatomy) -> Chunk:
     return Chunk(model, place, anatomy, names)
 
 
-def name_modules(paths: ModulePaths, chunks: Sequence[Chunk]) -> None:
+def name_modules(paths: ModulePaths, chunks: nn.ModuleList) -> None:
     """Tell a recording the paths that the modules of one rank have in the whole model."""
-    for chunk in chunks:
+    paths.put(chunks, "")
+    for chunk in cast("list[Chunk]", list(chunks)):
         paths.put(chunk, "")
-        own = {
-            f"{chunk.container}.{key}": chunk.anatomy.layers[n]
-            for key, n in zip(
-                dict(chunk.model.get_submodule(chunk.container).named_children()), chunk.place.layers, strict=False
-            )
-        }
+        names = dict(chunk.model.get_submodule(chunk.container).named_children())
+        layers = [chunk.anatomy.layers[number] for number in chunk.place.layers]
+        own = {f"{chunk.container}.{name}": layer for name, layer in zip(names, layers, strict=False)}  # or a passage
         for path, module in cast("Iterator[tuple[str, nn.Module]]", chunk.model.named_modules()):
-            layer = next((local for local in own if path == local or path.startswith(f"{local}.")), None)
-            paths.put(module, path if layer is None else own[layer] + path.removeprefix(layer))
+            local = next((one for one in own if path == one or path.startswith(f"{one}.")), None)
+            paths.put(module, path if local is None else own[local] + path.removeprefix(local))
 
 
 def _local(name: str, paths: Mapping[str, str]) -> str:
