@@ -97,6 +97,20 @@ def parse_json(text: str, *, name: str = "JSON") -> object:
         raise EvenloadError("a number has thousands of digits", where=name, fix="correct the number") from None
 
 
+def refuse_existing(path: str | Path, *, force: bool) -> None:
+    """Make sure, before long work, that its result may be written.
+
+    Raises:
+        EvenloadError: the file exists and `force` is off, or it is a directory.
+    """
+    try:
+        problem = _obstacle(Path(path).resolve(), str(path), force=force)
+    except (OSError, ValueError) as error:
+        raise EvenloadError(f"cannot write the file: {_reason(error)}", where=str(path)) from None
+    if problem is not None:
+        raise problem
+
+
 def write_text(path: str | Path, text: str, *, force: bool = False) -> None:
     """Write a file whole or not at all, making the directories above it.
 

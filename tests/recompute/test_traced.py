@@ -16,8 +16,8 @@ from evenload.plan.plan import Plan
 from evenload.plan.policy import LayerPolicy, Policy, Recompute
 from evenload.profile.buffers import WORKSPACE
 from evenload.profile.formula import formula_profile
+from evenload.profile.traced import FIRST, LAST
 from evenload.recompute.trace_model import trace_model
-from evenload.recompute.traced import FIRST, LAST
 from evenload.record.dryrun import preparing
 from evenload.record.hugging_face import model_builder, token_batches
 from evenload.record.rehearsal import Rehearsal

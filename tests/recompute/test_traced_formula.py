@@ -9,8 +9,8 @@ import torch
 
 from evenload.plan.operators import Graph
 from evenload.profile.blocks import block_graph
+from evenload.profile.traced import LAST
 from evenload.recompute.trace_model import trace_model
-from evenload.recompute.traced import LAST
 from evenload.record.dryrun import preparing
 from evenload.record.hugging_face import model_builder, token_batches
 

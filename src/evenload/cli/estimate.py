@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from evenload.cli._shared import JsonFlag, VerboseFlag, say, say_json, warn
 from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import Inputs, read_inputs
-from evenload.cli.traced import autocast_type, function_named, read_traced, refuse_tracing
-from evenload.errors import ANSWER_NO, Notice
+from evenload.cli.measured import read_profiled
+from evenload.cli.traced import Traced, autocast_type, function_named, read_traced, refuse_tracing
+from evenload.errors import ANSWER_NO, EvenloadError, Notice
 from evenload.plan.plan import Plan
 from evenload.profile.formula import formula_profile
+from evenload.profile.numbers import read_data
 from evenload.profile.profile import Profile
 from evenload.report.estimate import as_json, as_text, estimate
 from evenload.report.names import as_json as operators_json
@@ -21,13 +23,12 @@ from evenload.report.names import operator_tables
 from evenload.simulate.timeline import simulate
 from evenload.units import human_count, plural
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A preset, a config.json, a directory that holds one, a settings file, or package.module:function.",
-    ),
-]
+MODEL: Final[Any] = typer.Argument(
+    metavar="MODEL",
+    help="A preset, a config.json, a directory that holds one, a settings file, or package.module:function.",
+    show_default=False,
+)
+ModelArgument = Annotated[str, MODEL]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +47,25 @@ class _Asked:
 
 @with_flags
 def run(
-    model: ModelArgument, *, json: JsonFlag = False, verbose: VerboseFlag = False, flags: Flags, tracing: Tracing
+    model: Annotated[str | None, MODEL] = None,
+    *,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="A measured profile, in place of the model or beside it.")
+    ] = None,
+    json: JsonFlag = False,
+    verbose: VerboseFlag = False,
+    flags: Flags,
+    tracing: Tracing,
 ) -> None:
     """Say what every pipeline stage will hold, line by line, and whether it fits."""
-    asked = _of_function(model, flags, tracing) if function_named(model) else _of_model(model, flags, tracing)
-    profile = asked.profile
-    answer = estimate(profile, asked.plan, simulate(profile, asked.plan), asked.limit)
+    asked = _asked(model, profile, flags, tracing)
+    costs = asked.profile
+    answer = estimate(costs, asked.plan, simulate(costs, asked.plan), asked.limit)
     warn(asked.notices)
     if json:
-        said = as_json(answer) | {"model": asked.name, "assumptions": profile.notes, "warnings": asked.notices}
+        said = as_json(answer) | {"model": asked.name, "assumptions": costs.notes, "warnings": asked.notices}
         if verbose:
-            said |= {"ignored_keys": asked.ignored, "operators": operators_json(profile)}
+            said |= {"ignored_keys": asked.ignored, "operators": operators_json(costs)}
         say_json(said)
     else:
         say(as_text(answer, asked.heading))
@@ -64,6 +73,19 @@ def run(
             say(_more(asked))
     if answer.fits is False:
         raise typer.Exit(ANSWER_NO)
+
+
+def _asked(model: str | None, profile: str | None, flags: Flags, tracing: Tracing) -> _Asked:
+    if profile is not None:
+        refuse_tracing(tracing, profile)
+        return _of_layers(read_profiled(read_data(profile), profile, model, flags))
+    if model is None:
+        raise EvenloadError(
+            "there is nothing to estimate", where="command line", fix="name a model, or a measured profile by --profile"
+        )
+    if function_named(model):
+        return _of_layers(read_traced(model, flags, tracing))
+    return _of_model(model, flags, tracing)
 
 
 def _of_model(name: str, flags: Flags, tracing: Tracing) -> _Asked:
@@ -80,8 +102,8 @@ def _of_model(name: str, flags: Flags, tracing: Tracing) -> _Asked:
     )
 
 
-def _of_function(name: str, flags: Flags, tracing: Tracing) -> _Asked:
-    traced = read_traced(name, flags, tracing)
+def _of_layers(traced: Traced) -> _Asked:
+    """A model that was traced, or measured."""
     return _Asked(
         name=traced.model.name,
         heading=traced.heading,

@@ -47,12 +47,13 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     """
     own = read_settings(name) if model_source(name) == "settings" else None
     reading = read_settings(flags.config) if flags.config else own
-    named, config = (name, None) if own is None else _described(own, name)
+    named, config = (name, None) if own is None else described(own, name)
     model = _model(named, config)
     setup, notices = read_setup(reading, flags)
     check_setup(model, setup)
     layout, said = read_layout(model.name, len(model.blocks), setup, reading, flags)
-    plan = Plan(setup=setup, layout=layout, policy=read_policy(reading, layout, flags), model=name)
+    measured = profile_beside(reading, flags.config or name)
+    plan = Plan(setup=setup, layout=layout, policy=read_policy(reading, layout, flags), model=name, profile=measured)
     return Inputs(
         model=model,
         plan=plan,
@@ -68,14 +69,14 @@ def model_of(reading: Reading, name: str) -> Model:
     Raises:
         EvenloadError: it does neither, or the model cannot be read.
     """
-    return _model(*_described(reading, name))
+    return _model(*described(reading, name))
 
 
 def _model(named: str, config: Mapping[str, Any] | None) -> Model:
     return open_model(named) if config is None else model_from_config(config, where=named)
 
 
-def _described(own: Reading, name: str) -> tuple[str, Mapping[str, Any] | None]:
+def described(own: Reading, name: str) -> tuple[str, Mapping[str, Any] | None]:
     """What describes the model: the name of a preset or a file, or the configuration in the settings called so."""
     if own.model_config is not None:
         return name, own.model_config
@@ -91,13 +92,18 @@ def _described(own: Reading, name: str) -> tuple[str, Mapping[str, Any] | None]:
     )
 
 
-def read_setup(reading: Reading | None, flags: Flags) -> tuple[Setup, list[Notice]]:
+def read_setup(reading: Reading | None, flags: Flags, *, plain: Setup | None = None) -> tuple[Setup, list[Notice]]:
     """The setup of a settings file with the flags laid over it; without a file, micro-batches that fill the pipeline.
+
+    Args:
+        reading: the settings file.
+        flags: what is laid over it.
+        plain: what holds without a file; None: the defaults.
 
     Raises:
         EvenloadError: a value that a setup cannot have.
     """
-    setup = flags.over(reading.plan.setup if reading else Setup())
+    setup = flags.over(reading.plan.setup if reading else plain or Setup())
     if reading is None and flags.micro_batches is None and setup.pp > 1:
         enough = setup.pp * (2 if setup.interleave > 1 else 1)
         fact = f"{enough} micro-batches are assumed, which fill the pipeline"
@@ -152,6 +158,12 @@ def read_policy(reading: Reading | None, layout: Layout, flags: Flags) -> Policy
             )
         return Policy.everywhere(Recompute(word), layout.num_layers)
     return reading.plan.policy if reading else Policy()
+
+
+def profile_beside(reading: Reading | None, path: str) -> str | None:
+    """Path of the measured profile that a plan names, from the directory that the plan is in."""
+    named = None if reading is None else reading.plan.profile
+    return None if named is None else str(Path(path).parent / named)
 
 
 def read_limit(reading: Reading | None, flags: Flags) -> int | None:

@@ -25,6 +25,7 @@ VERBS: Final[dict[str, str]] = {
     "diff": "evenload.cli.diff:run",
     "track": "evenload.cli.track:track",
     "dryrun": "evenload.cli.dryrun:run",
+    "profile": "evenload.cli.profile:run",
     "train": "evenload.cli.train:run",
     "convert": "evenload.cli.convert:convert",
 }

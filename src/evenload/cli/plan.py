@@ -15,8 +15,9 @@ from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, war
 from evenload.cli.convert import Target, write
 from evenload.cli.flags import Flags, Tracing, with_flags
 from evenload.cli.inputs import read_inputs, read_setup
+from evenload.cli.measured import beside, read_profiled
 from evenload.cli.tables import limit_in, refuse
-from evenload.cli.traced import autocast_type, function_named, read_traced, refuse_tracing
+from evenload.cli.traced import Traced, autocast_type, function_named, read_traced, refuse_tracing
 from evenload.dialects.detect import read_settings
 from evenload.dialects.reading import Reading
 from evenload.errors import EvenloadError, Notice
@@ -33,6 +34,7 @@ from evenload.planner.solve import Planner, find_effort
 from evenload.planner.verdict import NothingFitsError, amount
 from evenload.profile.formula import formula_profile
 from evenload.profile.given import read_layer_table
+from evenload.profile.measured_file import is_measured
 from evenload.profile.numbers import read_data
 from evenload.profile.profile import Profile
 from evenload.report.plan import plan_answer, plan_text, shortage_answer, shortage_text
@@ -59,6 +61,8 @@ class _Task:
     name: str
     model: str | None
     profile_of: Callable[[Setup], Profile] | None
+    profile: str | None = None
+    """File of the measured profile."""
     notices: tuple[Notice, ...]
 
 
@@ -66,7 +70,9 @@ class _Task:
 def run(
     model: ModelArgument = None,
     *,
-    profile: Annotated[str | None, typer.Option("--profile", help="A table of layers instead of a model.")] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="A measured profile, or a table of layers instead of a model.")
+    ] = None,
     less_memory: Annotated[bool, typer.Option("--less-memory", help="Interleaved 1F1B with a short warm-up.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the settings to train with.")] = None,
     to: Annotated[Target, typer.Option("--to", help="For which program.")] = Target.EVENLOAD,
@@ -88,13 +94,17 @@ def run(
         flags = replace(flags, schedule="interleaved_1f1b_less_memory")
     _check_writing(out, to, into)
     refuse(flags, frozenset(flags.said()) - DECIDED, "is what the planner decides")
-    if profile is None and model is not None and function_named(model):
-        task = _of_function(model, flags, tracing)
+    data = None if profile is None else read_data(profile)
+    if profile is not None and is_measured(data):
+        refuse_tracing(tracing, profile)
+        task = _of_layers(read_profiled(data, profile, model, flags), profile)
+    elif profile is None and model is not None and function_named(model):
+        task = _of_layers(read_traced(model, flags, tracing), model)
     else:
         refuse_tracing(tracing, model or "a table")
         if profile is not None and tracing.autocast:
             raise EvenloadError("--autocast says nothing over a table", where="--autocast", fix="leave it out")
-        task = _of_model(model, flags, tracing) if profile is None else _of_table(profile, model, flags)
+        task = _of_model(model, flags, tracing) if profile is None else _of_table(data, profile, model, flags)
     warn(task.notices)
     try:
         result, explanation = _solve(task, seed=seed, effort=effort, explained=not no_explain)
@@ -110,7 +120,8 @@ def run(
     else:
         say(plan_text(result, explanation, _heading(task)))
     if out is not None:
-        _write(replace(result.plan, model=task.model), out, to, into or _own_settings(model, to), force=force)
+        plan = replace(result.plan, model=task.model, profile=task.profile)
+        _write(beside(plan, out), out, to, into or _own_settings(model, to), force=force)
 
 
 def _check_writing(out: Path | None, to: Target, into: Path | None) -> None:
@@ -143,12 +154,17 @@ def _of_model(name: str | None, flags: Flags, tracing: Tracing) -> _Task:
     return _Task(problem=problem, name=inputs.model.name, model=name, profile_of=profile_of, notices=notices)
 
 
-def _of_function(name: str, flags: Flags, tracing: Tracing) -> _Task:
-    traced = read_traced(name, flags, tracing)
+def _of_layers(traced: Traced, name: str) -> _Task:
+    """A model that was traced, or measured."""
     problem = _problem(traced.profile_of, traced.plan, traced.limit)
     notices = (*traced.notices, *_excluded(traced.plan.policy, name))
     return _Task(
-        problem=problem, name=traced.model.name, model=traced.model.name, profile_of=traced.profile_of, notices=notices
+        problem=problem,
+        name=traced.model.name,
+        model=traced.model.name,
+        profile=traced.plan.profile,
+        profile_of=traced.profile_of,
+        notices=notices,
     )
 
 
@@ -171,14 +187,14 @@ def _excluded(policy: Policy, name: str) -> list[Notice]:
     return [Notice(fact="exclude lists of the settings are not planned with", where=name)]
 
 
-def _of_table(path: str, model: str | None, flags: Flags) -> _Task:
+def _of_table(data: object, path: str, model: str | None, flags: Flags) -> _Task:
     if model is not None:
         raise EvenloadError("a table leaves nothing for a model to say", where="command line", fix=f"leave {model} out")
     refuse(flags, OF_TABLES, "says nothing over a table, which gives the costs itself")
     memory = flags.memory
     if memory is None:
         raise EvenloadError("there is no memory limit", where="--memory", fix="give one in the unit of the table")
-    table = read_layer_table(read_data(path), path)
+    table = read_layer_table(data, path)
     if flags.schedule is None:
         flags = replace(flags, schedule=default_schedule(flags.interleave or 1))
     setup, notices = read_setup(None, flags)

@@ -11,12 +11,15 @@ import typer
 from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import read_inputs
+from evenload.cli.measured import read_profiled
 from evenload.cli.tables import Lists, flag_of, limit_in, plan_over_table, refuse, split_recompute
 from evenload.errors import ANSWER_NO, EvenloadError, Notice
 from evenload.files import write_text
+from evenload.plan.plan import Plan
 from evenload.plan.schedule import default_schedule
 from evenload.profile.formula import formula_profile
 from evenload.profile.given import read_layer_table
+from evenload.profile.measured_file import is_measured
 from evenload.profile.numbers import read_data
 from evenload.report.simulate import timeline_answer, timeline_text
 from evenload.report.simulate_trace import chrome_trace
@@ -37,7 +40,10 @@ def run(
     *,
     model: Annotated[str | None, typer.Option("--model", help="The model, where the plan names none.")] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="A table of layers, or of times by stage, instead of a model.")
+        str | None,
+        typer.Option(
+            "--profile", help="A measured profile, or a table of layers or of times by stage instead of a model."
+        ),
     ] = None,
     select: Annotated[
         str | None, typer.Option("--select", help="Layers with selected operators recomputed: all, none or counts.")
@@ -60,7 +66,9 @@ def run(
     if profile is None:
         timeline, limit, notices = _of_model(plan, model, flags, lists)
     else:
-        timeline, limit, notices = _of_table(profile, plan, flags, lists)
+        data = read_data(profile)
+        of = _of_measured if is_measured(data) else _of_table
+        timeline, limit, notices = of(data, profile, plan or model, flags, lists)
     if trace is not None:
         write_text(trace, chrome_trace(timeline), force=force)
     warn(notices)
@@ -86,15 +94,26 @@ def _of_model(plan: str | None, model: str | None, flags: Flags, lists: Lists) -
     if plan is not None and model is not None:
         flags = replace(flags, config=plan)
     inputs = read_inputs(model or plan or "", flags)
-    wanted, notices = inputs.plan, inputs.notices
-    if lists.given:
-        policy, said = lists.policy(wanted.layout)
-        wanted, notices = replace(wanted, policy=policy), (*notices, *said)
-    return simulate(formula_profile(inputs.model, wanted.setup, wanted.policy), wanted), inputs.limit, notices
+    wanted, said = _listed(inputs.plan, lists)
+    profile = formula_profile(inputs.model, wanted.setup, wanted.policy)
+    return simulate(profile, wanted), inputs.limit, (*inputs.notices, *said)
 
 
-def _of_table(path: str, plan: str | None, flags: Flags, lists: Lists) -> _Simulated:
-    data = read_data(path)
+def _of_measured(data: object, path: str, plan: str | None, flags: Flags, lists: Lists) -> _Simulated:
+    found = read_profiled(data, path, plan, flags)
+    wanted, notices = _listed(found.plan, lists)
+    return simulate(found.model.profile(wanted.setup, wanted.policy), wanted), found.limit, (*found.notices, *notices)
+
+
+def _listed(plan: Plan, lists: Lists) -> tuple[Plan, tuple[Notice, ...]]:
+    """A plan with the recomputation that is given as counts."""
+    if not lists.given:
+        return plan, ()
+    policy, notices = lists.policy(plan.layout)
+    return replace(plan, policy=policy), notices
+
+
+def _of_table(data: object, path: str, plan: str | None, flags: Flags, lists: Lists) -> _Simulated:
     notices: tuple[Notice, ...] = ()
     if is_stage_table(data):
         if plan is not None or lists.given:

@@ -13,20 +13,21 @@ from evenload.dialects.detect import read_settings
 from evenload.errors import EvenloadError, Notice, shown
 from evenload.model.presets import model_source
 from evenload.plan.plan import Plan
+from evenload.profile.measured import Measured
 from evenload.profile.profile import Profile
 from evenload.record import require_torch
 from evenload.units import human_count, plural
 
 if TYPE_CHECKING:
-    from evenload.recompute.traced import TracedModel
+    from evenload.profile.traced import TracedModel
     from evenload.setup import DType, Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traced:
-    """A traced model and everything said about its training."""
+    """A traced or measured model and everything said about its training."""
 
-    model: TracedModel
+    model: TracedModel | Measured
     plan: Plan
     limit: int | None
     notices: tuple[Notice, ...]
@@ -57,7 +58,8 @@ class Traced:
         within = f"in {self.model.path}" if self.model.path else "of the model itself"
         return (
             f"{self.model.name}: {human_count(self.model.parameters)} parameters, {plural(count, 'layer')} "
-            f"{within}, {stages}, {plural(setup.micro_batches, 'micro-batch', 'micro-batches')} a step, traced"
+            f"{within}, {stages}, {plural(setup.micro_batches, 'micro-batch', 'micro-batches')} a step, "
+            f"{'measured' if isinstance(self.model, Measured) else 'traced'}"
         )
 
 

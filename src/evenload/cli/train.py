@@ -10,15 +10,18 @@ import typer
 
 from evenload.cli._shared import JsonFlag, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
-from evenload.cli.inputs import read_inputs, read_layout, read_policy, read_setup
+from evenload.cli.inputs import profile_beside, read_inputs, read_layout, read_policy, read_setup
 from evenload.cli.traced import function_named
 from evenload.dialects.detect import read_settings
 from evenload.errors import WRONG_INPUT, EvenloadError, Notice
 from evenload.model.presets import model_source
 from evenload.plan.plan import Plan
+from evenload.profile.measured import digest_of
+from evenload.profile.measured_file import load_measured
 from evenload.record import require_torch
 
 if TYPE_CHECKING:
+    from evenload.runtime.settings import RunSettings
     from evenload.runtime.train import Ended
 
 INTERRUPTED = 130
@@ -28,6 +31,9 @@ INTERRUPTED = 130
 def run(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan, or a model with the flags below.")],
     *,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="A measured profile, for the time of a step; by default the plan's.")
+    ] = None,
     settings: Annotated[
         str | None, typer.Option("--settings", help="YAML file with the settings of the run; flags are laid over it.")
     ] = None,
@@ -89,14 +95,15 @@ def run(
         model, chosen, notices = _model(plan, flags)
         said = {name: given[name] for name in names() if given.get(name) is not None}
         run_settings = (read_run(settings) if settings else RunSettings()).over(said)
+        step_time, doubts = _step_time(profile, plan, model, chosen, run_settings)
     except EvenloadError:
         if os.environ.get("LOCAL_RANK", "0") != "0":  # one voice on every machine, which may have files of its own
             raise typer.Exit(WRONG_INPUT) from None
         raise
     if speaks:
-        warn(notices)
+        warn((*notices, *doubts))
     try:
-        ended = train(model, chosen, run_settings, say=remark if json else say)
+        ended = train(model, chosen, run_settings, step_time=step_time, say=remark if json else say)
     except Silent as silent:
         raise typer.Exit(silent.exit_code) from None
     if speaks:
@@ -122,8 +129,29 @@ def _model(name: str, flags: Flags) -> tuple[Any, Plan, tuple[Notice, ...]]:
     function = str(reading.plan.model)
     setup, notices = read_setup(reading, flags)
     layout, said = read_layout(function, reading.plan.layout.num_layers, setup, reading, flags)
-    plan = Plan(setup=setup, layout=layout, policy=read_policy(reading, layout, flags), model=function)
+    policy, measured = read_policy(reading, layout, flags), profile_beside(reading, name)
+    plan = Plan(setup=setup, layout=layout, policy=policy, model=function, profile=measured)
     return load_function(function), plan, (*reading.notices, *notices, *said)
+
+
+def _step_time(
+    profile: str | None, name: str, model: Any, plan: Plan, settings: RunSettings
+) -> tuple[float | None, tuple[Notice, ...]]:
+    """What a measured profile says of a step; one that only the plan names may be gone, or from another machine."""
+    path = profile or plan.profile
+    if path is None:
+        return None, ()
+    from evenload.runtime.pace import predicted_step  # noqa: PLC0415  # imports torch
+
+    try:
+        measured = load_measured(path)
+        own = callable(model)
+        measured.check_model(plan.model or name, digest_of(str(plan.model) if own else model))
+        return predicted_step(measured, plan, settings, own=own), ()
+    except EvenloadError as error:
+        if profile is not None:
+            raise
+        return None, (Notice(fact=f"no step time is predicted: {error.fact}", where=path, fix=error.fix),)
 
 
 def _tell(ended: Ended, *, json: bool) -> None:
@@ -131,4 +159,5 @@ def _tell(ended: Ended, *, json: bool) -> None:
         where = f", saved in {ended.saved}" if ended.saved else "; nothing is saved, because there is no --checkpoints"
         remark(f"stopped by {signal.Signals(ended.signal).name} after step {ended.step}{where}")
     if json:
-        say_json({"step": ended.step, "loss": ended.loss, "saved": None if ended.saved is None else str(ended.saved)})
+        saved = None if ended.saved is None else str(ended.saved)
+        say_json({"step": ended.step, "loss": ended.loss, "saved": saved, "step_time": ended.step_time})

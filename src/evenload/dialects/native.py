@@ -21,7 +21,7 @@ from evenload.setup import Setup
 
 VERSION: Final = 1
 """Version of the format, the value of the key `evenload`."""
-_KEYS: Final = ["evenload", "model", "setup", "layout", "policy"]
+_KEYS: Final = ["evenload", "model", "profile", "setup", "layout", "policy"]
 _PATTERNS: Final = ("select", "comm", "select_exclude", "comm_exclude")
 
 
@@ -34,6 +34,7 @@ def write_native(plan: Plan) -> Writing:
     lines = [
         f"evenload: {VERSION}",
         f"model: {scalar(plan.model)}",
+        *([] if plan.profile is None else [f"profile: {scalar(plan.profile)}"]),
         "setup:",
         *(f"  {field.name}: {scalar(getattr(plan.setup, field.name))}" for field in fields(Setup)),
         "layout:  # layers of [chunk][stage]",
@@ -68,14 +69,15 @@ def read_native(source: YamlSource) -> Reading:
     for key in ("setup", "layout"):
         if key not in source.data:
             raise source.error(f"the plan has no {key}", fix=f"add {key}: ...")
-    model = source.data.get("model")
-    if model is not None and not isinstance(model, str):
-        raise source.error(f"{shown(model)} is no model", "model", fix="give a name or a path, or null")
+    names: dict[str, Any] = {key: source.data.get(key) for key in ("model", "profile")}
+    for key, name in names.items():
+        if name is not None and not isinstance(name, str):
+            raise source.error(f"{shown(name)} is no {key}", key, fix="give a name or a path, or null")
     setup = decode(source, ("setup",), Setup)
     layout = _layout(source)
     policy = _policy(source, layout)
     try:
-        plan = Plan(setup=setup, layout=layout, policy=policy, model=model)
+        plan = Plan(setup=setup, layout=layout, policy=policy, **names)
     except EvenloadError as error:
         raise relocated(source, error) from None
     places = _places(source)

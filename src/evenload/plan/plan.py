@@ -19,6 +19,8 @@ class Plan:
     policy: Policy
     model: str | None = None
     """Name or path of the model the plan was made for; None for a plan over a given table."""
+    profile: str | None = None
+    """Path of the measured profile that it was made with; None: with none."""
 
     def __post_init__(self) -> None:
         if (self.layout.pp, self.layout.interleave) != (self.setup.pp, self.setup.interleave):

@@ -82,6 +82,8 @@ class LayerProfile:
     """Memory the layer adds to the rank's buffers all through the step: gathered parameters, gradient buckets."""
     count: int = 0
     """Number of parameters (elements) on one rank."""
+    update_time: float = 0.0
+    """Time of the optimizer for the layer's parameters, once a step; 0: not known."""
     cost: Callable[[LayerPolicy], Cost]
     """Cost under a policy; cached by the maker."""
     graph: Graph | None = None
@@ -118,6 +120,10 @@ class Profile:
     """Bytes sent from one chunk to the next per micro-batch."""
     transfer_time: float = 0.0
     """Time to send `boundary` from one stage to the next."""
+    chunk_forward: float = 0.0
+    """Time that a forward of a chunk takes beside its layers; 0: not known."""
+    chunk_backward: float = 0.0
+    """Likewise of a backward."""
     buffers: Callable[[int, int], float] | None = None
     """(stage, layers held) -> memory of buffers on that rank beside those of its layers; None: none."""
     buffer_parts: Callable[[int], Mapping[str, float]] | None = None

@@ -16,9 +16,9 @@ from evenload.ledger.ledger import ALIVE, Ledger
 from evenload.ledger.words import Category, MarkKind
 from evenload.plan.operators import Graph
 from evenload.plan.operators import Value as GraphValue
+from evenload.profile.traced import FIRST, LAST, Held, StepMemory, TracedModel
 from evenload.recompute._torch_private import storage_key
 from evenload.recompute.step_graphs import StepGraphs, step_graphs
-from evenload.recompute.traced import FIRST, LAST, Held, TracedModel
 from evenload.record.failures import explained
 from evenload.record.layers import Layers, find_layers, only
 from evenload.record.pieces import below
@@ -68,7 +68,7 @@ def trace_model(
         entering=[value.nbytes for value in passed],
         gradients=[value.nbytes if value.differentiable else 0 for value in passed],
     )
-    positions = {kind: _middle(structure.kinds, kind) + 1 for kind in dict.fromkeys(structure.kinds)}
+    positions = {kind: middle(structure.kinds, kind) + 1 for kind in dict.fromkeys(structure.kinds)}
     positions = {FIRST: 0, **positions, LAST: len(structure.kinds) + 1}
     states = _states(ledger)
     return TracedModel(
@@ -79,9 +79,16 @@ def trace_model(
         memory={kind: (segments.forward[at], segments.backward[at]) for kind, at in positions.items()},
         held={kind: _held(structure.tensors, states, at) for kind, at in positions.items()},
         tied=_held([one for one in structure.tensors if one.tied], states, 0),
-        segments=segments,
+        step=StepMemory(
+            resident=segments.resident,
+            optimizer_transient=segments.optimizer_transient,
+            optimizer_loops=segments.optimizer_loops,
+            recomputes=segments.recomputes,
+            accumulates=segments.accumulates,
+        ),
         boundary=max(value.nbytes for value in passed),
         dtype=structure.dtype,
+        device=target.kind,
         notes=_notes(structure, segments),
     )
 
@@ -146,7 +153,7 @@ def _recorded(place: Place, prepare: Prepare, layers: str | None, *, few: bool) 
             path=found.path,
             kinds=kinds,
             first=graphs.first,
-            graphs={kind: graphs.layers[reduced.source[_middle(kinds, kind)]] for kind in dict.fromkeys(kinds)},
+            graphs={kind: graphs.layers[reduced.source[middle(kinds, kind)]] for kind in dict.fromkeys(kinds)},
             last=graphs.last,
             passed=(*(graphs.boundaries[at] for at in reduced.source), graphs.boundaries[-1]),
             besides=graphs.besides,
@@ -178,7 +185,7 @@ def _kinds(found: Layers, graphs: StepGraphs, reduced: Reduction) -> tuple[str, 
     )
 
 
-def _middle(kinds: Sequence[str], kind: str) -> int:
+def middle(kinds: Sequence[str], kind: str) -> int:
     """A layer that stands for its kind: one between two of the same, in the middle, where there is such a one."""
     mine = [i for i, one in enumerate(kinds) if one == kind]
     inner = [i for i in mine if 0 < i < len(kinds) - 1 and kinds[i - 1] == kind == kinds[i + 1]]

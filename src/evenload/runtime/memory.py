@@ -12,6 +12,7 @@ from evenload.files import write_text
 from evenload.ledger.curve import by_category, curve, live
 from evenload.ledger.ledger import Ledger
 from evenload.ledger.words import MarkKind
+from evenload.runtime.pace import StepTime
 from evenload.units import human_bytes
 
 
@@ -66,13 +67,14 @@ def step_peaks(ledger: Ledger) -> list[int]:
     return found
 
 
-def write_memory(path: str | Path, ranks: Sequence[RankMemory]) -> None:
-    """Write what is known of all ranks so far, as JSON.
+def write_memory(path: str | Path, ranks: Sequence[RankMemory], step_time: StepTime | None = None) -> None:
+    """Write what is known of all ranks so far, and of the time of a step, as JSON.
 
     Raises:
         EvenloadError: the file cannot be written.
     """
-    write_text(path, msgspec.json.format(msgspec.json.encode({"ranks": ranks}), indent=2).decode() + "\n", force=True)
+    known = {"ranks": ranks} if step_time is None else {"ranks": ranks, "step_time": step_time}
+    write_text(path, msgspec.json.format(msgspec.json.encode(known), indent=2).decode() + "\n", force=True)
 
 
 def table(ranks: Sequence[RankMemory]) -> str:

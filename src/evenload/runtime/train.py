@@ -25,6 +25,7 @@ from evenload.runtime.data import Tokens, read_tokens
 from evenload.runtime.launch import Silent, agreed, common, joined, together
 from evenload.runtime.logs import Log, StepLine
 from evenload.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
+from evenload.runtime.pace import Pace, StepTime
 from evenload.runtime.pipeline import Pipeline, parallelize
 from evenload.runtime.ranks import device_mesh
 from evenload.runtime.reference import FAMILIES, ReferenceModel, read_sizes
@@ -51,22 +52,27 @@ class Ended:
     """What told it to stop; None: it is done."""
     saved: Path | None
     """Its last checkpoint."""
+    step_time: StepTime
+    """Predicted and measured."""
 
 
-def train(model: Source, plan: Plan, settings: RunSettings, *, say: Say = print) -> Ended:
+def train(
+    model: Source, plan: Plan, settings: RunSettings, *, step_time: float | None = None, say: Say = print
+) -> Ended:
     """Train a model as a plan says; called in every process of the run.
 
     Args:
         model: a Hugging Face configuration, or a function that makes a decoder.
         plan: how it is trained.
         settings: data, optimizer, checkpoints.
+        step_time: seconds that a step is predicted to take; None: nobody knows.
         say: called on rank 0 with every line of the log.
 
     Raises:
         EvenloadError: something does not fit, on the rank that says so; `launch.Silent` on all others.
     """
     with joined(plan.setup.devices, timeout=settings.timeout), together():
-        return _Run(model, plan, settings, say).go()
+        return _Run(model, plan, settings, say).go(Pace(step_time))
 
 
 def build(source: Source, plan: Plan, implementation: str = "auto") -> Callable[[], nn.Module]:
@@ -154,7 +160,7 @@ class _Run:
         self._say(f"resumed after step {saved.mark.step} from {saved.path}")
         return saved
 
-    def go(self) -> Ended:
+    def go(self, pace: Pace) -> Ended:
         """Run the steps that are left."""
         settings, line, told, step = self._settings, None, None, self._done
         path = None if self._saved is None else self._saved.path
@@ -164,7 +170,9 @@ class _Run:
             log = stack.enter_context(self._log())
             watch = stack.enter_context(self._watch.begun(self._optimizer, self._say))
             while step < settings.steps and told is None:
+                began = perf_counter()
                 line = self._step(step)
+                pace.step(perf_counter() - began)
                 step += 1
                 log.tell(line)
                 watch.step()
@@ -173,7 +181,8 @@ class _Run:
                 told = stopping.agreed()
                 if self._is_saved(step, told):
                     path = self._save(step)
-        return Ended(step=step, loss=None if line is None else line.loss, signal=told, saved=path)
+            watch.tell_pace(pace.found)
+        return Ended(step=step, loss=None if line is None else line.loss, signal=told, saved=path, step_time=pace.found)
 
     def _step(self, step: int) -> StepLine:
         began = perf_counter()

@@ -16,6 +16,7 @@ from evenload.plan.plan import Plan
 from evenload.record.recorder import Recorder, record
 from evenload.runtime.launch import agreed
 from evenload.runtime.memory import RankMemory, of_ledger, step_peaks, table, write_memory
+from evenload.runtime.pace import StepTime
 from evenload.runtime.pipeline import Pipeline, made, next_token_loss
 from evenload.runtime.rehearse import rehearse_rank
 from evenload.runtime.settings import RunSettings
@@ -34,6 +35,7 @@ class Watch:
         self._recorder: Recorder | None = None
         self._stack = ExitStack()
         self._say: Callable[[str], object] = print
+        self._step_time: StepTime | None = None
         self.own = RankMemory(rank=distributed.get_rank())
         if settings.predict:
             self.own = self._predicted(plan, make)
@@ -74,6 +76,14 @@ class Watch:
             self.own = msgspec.structs.replace(self.own, measured=self._measured())
             self._tell(last=True)
 
+    def tell_pace(self, found: StepTime) -> None:
+        """Write and print how long steps took, at the end of a run."""
+        self._step_time = found
+        if self._settings.memory_file is not None:
+            self._tell(last=False)
+        if found.predicted is not None:
+            self._say(str(found))
+
     def _measured(self) -> int:
         if self._recorder is None:
             return int(torch.cuda.max_memory_allocated(self._pipeline.ranks.device))
@@ -103,7 +113,7 @@ class Watch:
         ranks = [msgspec.convert(one, RankMemory) for one in found]
         with agreed():
             if self._settings.memory_file is not None and distributed.get_rank() == 0:
-                write_memory(self._settings.memory_file, ranks)
+                write_memory(self._settings.memory_file, ranks, self._step_time)
         if last:
             self._say(table(ranks))
 

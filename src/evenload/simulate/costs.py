@@ -51,6 +51,8 @@ class ChunkCosts:
     """[stage]: memory outside the allocator, never inside the peak."""
     optimizer_transient: Floats
     """[stage]: working memory of the optimizer step, when nothing is in flight."""
+    update: Floats
+    """[stage]: time of the optimizer, once a step."""
 
     @property
     def interleave(self) -> int:
@@ -111,6 +113,7 @@ class ChunkCosts:
             buffers=_like(times[0], 0.0),
             outside=_like(times[0], 0.0),
             optimizer_transient=_like(times[0], 0.0),
+            update=_like(times[0], 0.0),
         )
 
 
@@ -134,7 +137,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         )
     shape = (layout.interleave, layout.pp)
     table = np.zeros((6, *shape))
-    held = np.zeros((4, layout.pp))
+    held = np.zeros((5, layout.pp))
     cost_of = _Costs(profile)
     for chunk, stage, layers in layout.chunks():
         of_chunk = [cost_of(profile.blocks[layer], plan.for_layer(layer)) for layer in layers]
@@ -148,10 +151,10 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         table[:, chunk, stage] = _add_up(of_chunk)
         held[:, stage] += _held(map(profile.kind, kinds))
     forward, backward, recompute, kept, forward_peak, backward_peak = table
-    parameters, gradients, optimizer, buffers = held
+    parameters, gradients, optimizer, buffers, update = held
     return ChunkCosts(
-        forward=forward,
-        backward=backward,
+        forward=forward + profile.chunk_forward,
+        backward=backward + profile.chunk_backward,
         recompute=recompute,
         kept=kept,
         forward_peak=forward_peak,
@@ -163,6 +166,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
         buffers=buffers + _stage_buffers(profile, plan),
         outside=np.full(layout.pp, float(profile.outside)),
         optimizer_transient=_optimizer_transient(profile, parameters),
+        update=update,
     )
 
 
@@ -212,10 +216,10 @@ def _highest(segments: Iterable[Segment]) -> float:
 
 
 def _held(layers: Iterable[LayerProfile]) -> Floats:
-    """Parameters, gradients, optimizer and buffers of some layers."""
-    sums = np.zeros(4)
+    """Parameters, gradients, optimizer, buffers and update time of some layers."""
+    sums = np.zeros(5)
     for layer in layers:
-        sums += (layer.parameters, layer.gradients, layer.optimizer, layer.buffers)
+        sums += (layer.parameters, layer.gradients, layer.optimizer, layer.buffers, layer.update_time)
     return sums
 
 

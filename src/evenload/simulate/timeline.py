@@ -75,8 +75,8 @@ class Timeline:
 
     @property
     def step_time(self) -> float:
-        """When the last action ends."""
-        return float(self.end.max())
+        """When the last action has ended, and after it the optimizer, which waits for the norm of all gradients."""
+        return float(self.end.max() + self.costs.update.max())
 
     @property
     def peak(self) -> tuple[float, ...]:

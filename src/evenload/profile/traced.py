@@ -21,7 +21,6 @@ from evenload.profile.cost import graph_cost
 from evenload.profile.formula import possible_choices
 from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
 from evenload.profile.profile import Cost, LayerProfile, Profile, Segment
-from evenload.record.step_segments import StepSegments
 from evenload.setup import DType, Setup
 
 FIRST: Final = "before the layers"
@@ -51,6 +50,22 @@ class Held:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """What a step holds or does beside its layers."""
+
+    resident: int
+    """Bytes that are there all the time and are neither parameters nor what belongs to them: a batch, for one."""
+    optimizer_transient: int
+    """Working memory of the optimizer."""
+    optimizer_loops: bool
+    """That memory is for one parameter at a time, not for all of them."""
+    recomputes: bool
+    """Backward runs forward again: the model's own code checkpoints."""
+    accumulates: bool
+    """Gradients are added to those of earlier micro-batches."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TracedModel:
     """What a dry run says about a model, for any setup that does not divide its layers."""
@@ -68,11 +83,13 @@ class TracedModel:
     """Kind -> what it holds."""
     tied: Held
     """What the part after the layers shares with the one before: a stage of its own holds a copy."""
-    segments: StepSegments
+    step: StepMemory
     boundary: int
     """Bytes that go from layer to layer; the most where they differ."""
     dtype: DType
     """Type that the matrix products run in."""
+    device: str = "cuda"
+    """Kind of device that the dry run was for: a CPU has no context, and its products no workspace."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,13 +112,15 @@ class TracedModel:
         hardware = find_hardware(setup.hardware)
         own = replace(setup, dtype=self.dtype)
         switches = policy or Policy()
-        outside = outside_parts(setup)
+        cpu = self.device == "cpu"
+        outside: Mapping[str, int] = MappingProxyType({}) if cpu else outside_parts(setup)
+        workspace = 0 if cpu else WORKSPACE.get(hardware.name, SMALL_WORKSPACE)
 
         @cache
         def parts(stage: int) -> Mapping[str, int]:
             sizes = {
                 "pipeline send and receive buffers": pipeline_buffers(setup, self.boundary, stage),
-                "workspace of matrix products": WORKSPACE.get(hardware.name, SMALL_WORKSPACE),
+                "workspace of matrix products": workspace,
             }
             return {name: nbytes for name, nbytes in sizes.items() if nbytes}
 
@@ -132,8 +151,8 @@ class TracedModel:
 
     def _optimizer_transient(self, parameters: float) -> float:
         """Working memory of the optimizer for a rank's parameters: a share of them, or that of one at a time."""
-        most = self.segments.optimizer_transient
-        if self.segments.optimizer_loops:
+        most = self.step.optimizer_transient
+        if self.step.optimizer_loops:
             return float(min(most, 4 * parameters))
         whole = sum(self.held[kind].parameters for kind in (*self.kinds, FIRST, LAST))
         return most * parameters / whole if whole else 0.0
@@ -148,7 +167,7 @@ class TracedModel:
             return operator_time(operator, hardware, setup)
 
         def computed(policy: LayerPolicy) -> Cost:
-            weights = 1.0 if self.segments.accumulates else 0.0
+            weights = 1.0 if self.step.accumulates else 0.0
             return graph_cost(graph, policy, times, mp_comm=switches.mp_comm, weight_gradients=weights)
 
         plain = computed(LayerPolicy())
@@ -166,11 +185,11 @@ class TracedModel:
             parameters=held.parameters,
             gradients=held.gradients,
             optimizer=held.optimizer,
-            buffers=self.segments.resident if kind == FIRST else 0.0,
+            buffers=self.step.resident if kind == FIRST else 0.0,
             count=held.count,
             cost=cost,
             graph=graph,
-            choices=(Recompute.NONE,) if end or self.segments.recomputes else possible_choices(graph),
+            choices=(Recompute.NONE,) if end or self.step.recomputes else possible_choices(graph),
         )
 
 
