@@ -28,11 +28,12 @@ from evenload.recompute.trace_model import middle, trace_model
 from evenload.record.dryrun import preparing
 from evenload.runtime.anatomy import Anatomy, take_result
 from evenload.runtime.examine import examine
+from evenload.runtime.materials import Materials
 from evenload.runtime.optimizer import make_optimizer
 from evenload.runtime.pipeline import made, next_token_loss
 from evenload.runtime.placement import Place
 from evenload.runtime.settings import RunSettings
-from evenload.runtime.stages import Chunk, Materials, make_chunk
+from evenload.runtime.stages import Chunk, make_chunk
 from evenload.setup import Setup
 
 WARM_UP: Final = 3
@@ -169,6 +170,7 @@ class _Bench:
             for name, _ in list(container.named_children()):
                 setattr(container, name, _Through(self.anatomy))
             chunk.arm()
+        self.materials.fill(chunk.model, chunk.full_names)
         return chunk
 
 

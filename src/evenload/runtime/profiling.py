@@ -47,32 +47,45 @@ def profile_model(
     Raises:
         EvenloadError: the model cannot be traced, cut or run; `launch.Silent` on all ranks but one.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    with joined(world, timeout=settings.timeout), together():
-        device = own_device()
-        with agreed():
-            plan = Plan(setup=setup, layout=Layout.even(1, pp=1), policy=Policy(), model=name)
-            make = build(source, plan, settings.implementation)
-            if tell is not None:
-                tell("tracing the layers")
-            traced = trace(make, setup, settings, name=name, device=device.type)
+    with joined(int(os.environ.get("WORLD_SIZE", "1")), timeout=settings.timeout), together():
+        return profile_here(source, name, setup, settings, rounds=rounds, bandwidth=bandwidth, tell=tell)
 
-        def progress(done: int) -> None:
-            if tell is not None and done % max(1, rounds // 4) == 0 and done > WARM_UP:
-                tell(f"round {done - WARM_UP} of {rounds}")
 
-        times = measure(make, traced, setup, settings, rounds=rounds, device=device, tell=progress)
-        return Measured(
-            model=name,
-            digest=digest_of(name if callable(source) else source),
-            setup=setup,
-            conditions=_conditions(source, settings, device, rounds=rounds),
-            traced=traced,
-            times=times.kinds,
-            chunk=times.chunk,
-            transfer=times.transfer,
-            bandwidth=bandwidth,
-        )
+def profile_here(
+    source: Source,
+    name: str,
+    setup: Setup,
+    settings: RunSettings,
+    *,
+    rounds: int,
+    bandwidth: float | None = None,
+    tell: Callable[[str], object] | None = None,
+) -> Measured:
+    """`profile_model` in the process group that there is."""
+    device = own_device()
+    with agreed():
+        plan = Plan(setup=setup, layout=Layout.even(1, pp=1), policy=Policy(), model=name)
+        make = build(source, plan, settings.implementation)
+        if tell is not None:
+            tell("tracing the layers")
+        traced = trace(make, setup, settings, name=name, device=device.type)
+
+    def progress(done: int) -> None:
+        if tell is not None and done % max(1, rounds // 4) == 0 and done > WARM_UP:
+            tell(f"round {done - WARM_UP} of {rounds}")
+
+    times = measure(make, traced, setup, settings, rounds=rounds, device=device, tell=progress)
+    return Measured(
+        model=name,
+        digest=digest_of(name if callable(source) else source),
+        setup=setup,
+        conditions=_conditions(source, settings, device, rounds=rounds),
+        traced=traced,
+        times=times.kinds,
+        chunk=times.chunk,
+        transfer=times.transfer,
+        bandwidth=bandwidth,
+    )
 
 
 def _conditions(source: Source, settings: RunSettings, device: torch.device, *, rounds: int) -> Conditions:
