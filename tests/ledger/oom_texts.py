@@ -77,6 +77,23 @@ MINDSPORE = (
     "MindSpore Used memory size: 30684M\nMindSpore memory base address: 0x124140000000\n"
     "Total Static Memory size: 496M\nTotal Dynamic memory size: 0M"
 )
+NPU_WORKSPACE = (
+    "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 2.51 GiB (NPU 0; 60.97 GiB total "
+    "capacity; 1.75 GiB free). If you want to reduce memory usage, set the environment variable TASK_QUEUE_ENABLE=1."
+)
+ASCEND = "EL0004: [PID: 1] Failed to allocate memory.\n  Possible Cause: Available memory is insufficient."
+RT_MALLOC = "[ERROR] RUNTIME(1): rtMalloc failed, device_id=0, size:1073741824"
+NCCL = "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes"
+NUMPY = (
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000) "
+    "and data type float64"
+)
+KERNEL = "[12345.6] Out of memory: Killed process 4242 (python) total-vm:123456kB, anon-rss:99999kB, file-rss:0kB"
+SLURM = "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of your processes may have been killed."
+PREFIXED = (
+    "[rank5]: torch.OutOfMemoryError: CUDA out of memory.\n[rank5]: Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 23.69 GiB of which 1.20 GiB is free."
+)
 ALL = {
     name: value for name, value in globals().items() if name.isupper() and isinstance(value, str) and name != "__DOC__"
 }

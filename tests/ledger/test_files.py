@@ -202,6 +202,13 @@ def test_a_damaged_byte_is_read_or_refused_but_never_a_traceback(position, value
         ledger.stack(row)
 
 
+def test_a_mark_of_a_phase_that_does_not_exist_is_damage():
+    ledger = step()
+    marks = tuple(dataclasses.replace(mark, value=99) for mark in ledger.marks)
+    with pytest.raises(EvenloadError, match="unknown phase 99"):
+        decode(encode(dataclasses.replace(ledger, marks=marks)))
+
+
 def test_a_newer_format_says_what_to_do():
     raw = bytearray(encode(step()))
     raw[16] = cells.VERSION + 1

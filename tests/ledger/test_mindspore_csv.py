@@ -145,6 +145,11 @@ def test_an_empty_file_of_a_cpu_run_says_why():
         (HEAD + row(1, 9, "inf"), "size is 'inf'"),
         (HEAD + row(1, 9, -100), "size is '-100'"),
         (HEAD + row(9, 3, 100), "before it is allocated"),
+        (HEAD + row(NEVER, NEVER, 100), "start_time_stamp is '9223372036854775807'"),
+        (HEAD + row(1, 9, 10**19), "size is '1000"),
+        (HEAD + row(1, 9, 100, made=10**30), "producer_task is '1000"),
+        (HEAD + row(1, 9, 100, users="{" + "1" * 5000 + "}"), "user_tasks is '1111"),
+        (HEAD + row(1, 9, 100, stack="x" * 200_000), "field limit"),
         (HEAD + row(1, 9, 100) + row(1, 9, "1e400"), "memory_block.csv:3"),
     ],
 )

@@ -21,6 +21,33 @@ def advice(text, conf=None):
     return explanation, [one.setting for one in explanation.advice if one.setting]
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.", "XLA's or TensorFlow's"),
+        ("ResourceExhaustedError: Out of memory error on GPU 0.", "another framework's"),
+        ("OutOfResources: out of resource: shared memory, Required: 180224, Hardware limit: 101376.", "Triton kernel"),
+        ("ValueError: No available memory for the cache blocks.", "cache of keys and values"),
+        ("failed (exitcode: -9) local_rank: 0", "killed from outside"),
+        ("DataLoader worker (pid 4321) is killed by signal: Bus error.", "/dev/shm"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "no message with numbers"),
+        ("room for all", "holds no out-of-memory message"),
+    ],
+)
+def test_failures_that_cannot_be_read_are_called_what_they_are(text, says):
+    with pytest.raises(EvenloadError, match=says):
+        read_oom(text)
+
+
+def test_what_the_new_wordings_say_is_read():
+    assert one(texts.NPU_WORKSPACE).asked == round(2.51 * GIB)
+    assert one(texts.RT_MALLOC).asked == GIB
+    assert one(texts.NUMPY).asked == round(74.5 * GIB)
+    assert (one(texts.PREFIXED).rank, one(texts.PREFIXED).asked) == (5, 2 * GIB)
+    assert explain(one(texts.KERNEL)).facts[0] == "the host is full"
+    assert "HCCL_BUFFSIZE" in explain(one(texts.ASCEND)).advice[0].text
+
+
 @pytest.mark.parametrize("name", texts.ALL)
 def test_every_wording_is_found_with_its_device(name):
     devices = {
@@ -34,6 +61,13 @@ def test_every_wording_is_found_with_its_device(name):
         "CUBLAS": "cuda",
         "DRIVER": "cuda",
         "MINDSPORE": "npu",
+        "NPU_WORKSPACE": "npu:0",
+        "ASCEND": "npu",
+        "RT_MALLOC": "npu",
+        "NCCL": "cuda",
+        "NUMPY": "cpu",
+        "KERNEL": "cpu",
+        "SLURM": "cpu",
     }
     assert one(texts.ALL[name]).device == devices.get(name, "cuda:0")
 
@@ -62,7 +96,7 @@ def test_the_numbers_of_older_messages_mean_other_things():
 def test_other_backends_and_allocators_are_read():
     assert one(texts.ASYNCHRONOUS).allocated == round(44.18 * GIB)
     assert one(texts.ASYNCHRONOUS).asked == 500 * MIB
-    assert one(texts.MPS).allowed == 18_130_000_000
+    assert one(texts.MPS).allowed == round(18.13 * GIB)  # divided by 1024, and called GB
     assert one(texts.HOST).asked == 8 * GIB
     assert one(texts.MINDSPORE).asked == 33100113920
     assert one(texts.MINDSPORE).capacity == 32 * GIB

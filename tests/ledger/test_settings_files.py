@@ -151,3 +151,57 @@ def test_other_spaces_are_right(text):
 
 def test_a_python_name_may_have_spaces_around_its_sign():
     assert not alloc_confs_in('PYTORCH_CUDA_ALLOC_CONF = "max_split_size_mb:64"', place="settings.py").notices
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (
+            'export MS_ALLOC_CONF=enable_vmm:True\nexport MS_ALLOC_CONF="$MS_ALLOC_CONF,memory_tracker:True"\n',
+            {"enable_vmm": "True", "memory_tracker": "True"},
+        ),
+        (
+            "MS_ALLOC_CONF=enable_vmm:True\nMS_ALLOC_CONF+=,enable_vmm:False,memory_tracker:True\n",
+            {"enable_vmm": "False", "memory_tracker": "True"},
+        ),
+        ("export MS_ALLOC_CONF=${MS_ALLOC_CONF:-enable_vmm:True}\n", {"enable_vmm": "True"}),
+        (
+            "MS_ALLOC_CONF=enable_vmm:True\nMS_ALLOC_CONF=${MS_ALLOC_CONF:-memory_tracker:True}\n",
+            {"enable_vmm": "True"},
+        ),
+        (
+            'os.environ["MS_ALLOC_CONF"] = "enable_vmm:True"\nos.environ.setdefault("MS_ALLOC_CONF", "")',
+            {"enable_vmm": "True"},
+        ),
+        ("export MS_ALLOC_CONF=enable_vmm:True\nunset MS_ALLOC_CONF\n", None),
+        ("MS_ALLOC_CONF=enable_vmm:True\nif [ $X ]; then\nunset MS_ALLOC_CONF\nfi\n", {"enable_vmm": "True"}),
+        ('os.environ["MS_ALLOC_CONF"] = "enable_vmm:True"\nos.environ.pop("MS_ALLOC_CONF", None)\n', None),
+        ("env:\n  - name: MS_ALLOC_CONF\n    value: 'enable_vmm:True'\n", {"enable_vmm": "True"}),
+        ("  - name: MS_ALLOC_CONF\n  - name: OTHER\n    value: 'enable_vmm:True'\n", None),
+        ("set -x MS_ALLOC_CONF enable_vmm:True\n", {"enable_vmm": "True"}),
+        ('$env:MS_ALLOC_CONF = "enable_vmm:True"\n', {"enable_vmm": "True"}),
+    ],
+)
+def test_what_is_in_force_in_the_end(text, settings):
+    found = read(text)
+    assert found.notices == ()
+    conf = found.in_force.get("MS_ALLOC_CONF")
+    assert (None if conf is None else conf.settings) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "wipes"),
+    [
+        ("MS_ALLOC_CONF=enable_vmm:True python a.py\nMS_ALLOC_CONF=memory_tracker:True python b.py\n", False),
+        ("docker run -e MS_ALLOC_CONF=enable_vmm:True a\ndocker run -e MS_ALLOC_CONF=memory_tracker:True b\n", False),
+        ("env MS_ALLOC_CONF=enable_vmm:True ./a\nexport MS_ALLOC_CONF=memory_tracker:True\n", False),
+        ("export MS_ALLOC_CONF=enable_vmm:True\nMS_ALLOC_CONF=memory_tracker:True python b.py\n", True),
+        ("MS_ALLOC_CONF=enable_vmm:True\nexport MS_ALLOC_CONF=memory_tracker:True X=1\n", True),
+        (
+            "export MS_ALLOC_CONF=enable_vmm:True\nunset MS_ALLOC_CONF\nexport MS_ALLOC_CONF=memory_tracker:True\n",
+            False,
+        ),
+    ],
+)
+def test_what_only_one_command_saw_is_not_wiped(text, wipes):
+    assert any("wipes enable_vmm" in notice for notice in notices(text)) == wipes

@@ -131,7 +131,7 @@ def run(
         count=count,
         rank=rank,
     )
-    find_target(device)
+    _named(device)
     if out is not None and out.exists() and not force:
         raise EvenloadError("the file exists and would be overwritten", where=str(out), fix="add --force")
     function = model_source(target) == "module"
@@ -287,6 +287,14 @@ def _device(*, real: bool) -> str:
     from evenload.record.real import default_device  # noqa: PLC0415  # imports torch
 
     return default_device()
+
+
+def _named(device: str) -> None:
+    """Make sure that there is such a device; the user typed a flag, and not a field."""
+    try:
+        find_target(device)
+    except EvenloadError as error:
+        raise error.at("--device") from None
 
 
 def _adamw(kernel: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, Notice, relocate
 from evenload.setup import Setup
 
 _FIELD: Final = re.compile(r"\$\.(\w+)")
@@ -88,8 +88,18 @@ class Flags:
 
     def named(self, error: EvenloadError) -> EvenloadError:
         """The error with the flag in place of the path of a setup's field: the user typed a flag."""
-        found = _FIELD.match(error.where or "")
-        return error.at(f"--{found[1].replace('_', '-')}") if found and found[1] in self.said() else error
+        flag = self._flag(error.where)
+        return error.at(flag) if flag else error
+
+    def noticed(self, notice: Notice) -> Notice:
+        """The notice with the flag in place of the path of a setup's field."""
+        flag = self._flag(notice.where)
+        return relocate(notice, flag) if flag else notice
+
+    def _flag(self, where: str | None) -> str | None:
+        """The flag that was given for a field of the setup."""
+        found = _FIELD.match(where or "")
+        return f"--{found[1].replace('_', '-')}" if found and found[1] in self.said() else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

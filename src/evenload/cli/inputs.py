@@ -50,7 +50,7 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
     named, config = (name, None) if own is None else described(own, name)
     model = _model(named, config)
     setup, notices = read_setup(reading, flags)
-    check_setup(model, setup)
+    legal = (flags.noticed(notice) for notice in check_setup(model, setup))
     layout, said = read_layout(model.name, len(model.blocks), setup, reading, flags)
     measured = profile_beside(reading, flags.config or name)
     plan = Plan(setup=setup, layout=layout, policy=read_policy(reading, layout, flags), model=name, profile=measured)
@@ -59,7 +59,7 @@ def read_inputs(name: str, flags: Flags) -> Inputs:
         plan=plan,
         config=open_config(named) if config is None else config,
         limit=read_limit(reading, flags),
-        notices=(*model.notices, *(reading.notices if reading else ()), *notices, *said),
+        notices=(*model.notices, *(reading.notices if reading else ()), *notices, *legal, *said),
     )
 
 

@@ -179,7 +179,7 @@ def _settings_that_were_on(
     if given is not None:
         confs, notices = _confs(given)
         return _of_device(messages, confs), notices
-    in_log = alloc_confs_in(without_tips(text), place="log").confs
+    in_log = list(alloc_confs_in(without_tips(text), place="log").in_force.values())
     here = [read_alloc_conf(os.environ[name], variable=name) for name in VARIABLES if name in os.environ]
     return _of_device(messages, in_log) or _of_device(messages, here), ()
 

@@ -102,11 +102,15 @@ def _blocks(text: str, place: str) -> Iterator[_Block]:
     while head and not head[-1]:
         head.pop()
     column = {name: position for position, name in enumerate(head)}
-    for row in rows:
-        if not any(cell.strip() for cell in row):
-            continue
+    try:
+        for row in rows:
+            if not any(cell.strip() for cell in row):
+                continue
+            where = f"{place}:{rows.line_num}"
+            yield _block(_cells(row, head, column, where), where)
+    except csv.Error as error:
         where = f"{place}:{rows.line_num}"
-        yield _block(_cells(row, head, column, where), where)
+        raise EvenloadError(f"the row cannot be read: {error}", where=where, fix="copy the file again") from None
 
 
 def _cells(row: list[str], head: list[str], column: dict[str, int], where: str) -> Callable[[str], str]:
@@ -125,18 +129,18 @@ def _cells(row: list[str], head: list[str], column: dict[str, int], where: str) 
 
 
 def _block(cell: Callable[[str], str], where: str) -> _Block:
-    users = tuple(int(number) for number in re.findall(r"\d+", cell("user_tasks")))
+    users = tuple(_stamp(number, "user_tasks", where) for number in re.findall(r"\d+", cell("user_tasks")))
     last = cell("last_user_task")
     if not users and last.isdecimal():  # simple_tracker keeps only the last one
-        users = (int(last),)
+        users = (_stamp(last, "last_user_task", where),)
     return _Block(
-        start=_integer(cell("start_time_stamp"), "start_time_stamp", where),
+        start=_stamp(cell("start_time_stamp"), "start_time_stamp", where),
         end=_integer(cell("end_time_stamp"), "end_time_stamp", where),
         nbytes=_size(cell("size"), where),
         pool=cell("pool_type"),
         pool_peak=_integer(cell("actual_peak_memory") or "-1", "actual_peak_memory", where),
         kind=cell("type"),
-        made=_integer(cell("producer_task") or "-1", "producer_task", where),
+        made=_stamp(cell("producer_task") or "-1", "producer_task", where),
         users=users,
         operator=cell("task_name"),
         node=cell("node_name") or cell("graph_name"),
@@ -145,9 +149,17 @@ def _block(cell: Callable[[str], str], where: str) -> _Block:
     )
 
 
+def _stamp(text: str, name: str, where: str) -> int:
+    """A stamp of something that happened."""
+    value = _integer(text, name, where)
+    if value >= _NEVER:
+        _wrong(name, text, where)
+    return value
+
+
 def _size(text: str, where: str) -> int:
     size = _integer(text, "size", where)
-    if size < 0:
+    if not 0 <= size < 2**62:
         _wrong("size", text, where)
     return size
 

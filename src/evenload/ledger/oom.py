@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from evenload.errors import EvenloadError
+from evenload.ledger.oom_foreign import not_ours
 
 Allocator = Literal["native", "asynchronous", "metal", "host", "mindspore", "outside"]
 """Who ran out: PyTorch's caching allocator, `backend:cudaMallocAsync`, Apple's, the host's, MindSpore's, or a library
@@ -85,11 +85,15 @@ class OutOfMemory:
 
 _ROUNDING: Final = 2**24
 """Messages print hundredths of a GiB: what three such numbers leave over below this is nobody's memory."""
+_GAP: Final = r"\s+(?:\[rank\d+\]:\s*)?"
+"""White space in a message that torchrun may have broken into lines, each with its rank."""
 _SIZE: Final = r"([0-9][0-9.,]*)\s*(bytes|[KMGT]i?B|B|[KMG]\b)"
-_UNITS: Final = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_UNITS: Final = {"": 1, "bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "asked": (
+        rf"Unable\s+to\s+allocate\s+{_SIZE}",
+        r"rtMalloc failed.{0,80}size:\s*(\d+)()",
         rf"[Tt]ried\s+to\s+allocate\s+{_SIZE}",
         rf"Requested\s*:\s*{_SIZE}",
         rf"Request memory size:\s*{_SIZE}",
@@ -123,14 +127,30 @@ _OUTSIDE: Final = (
     r"cuda runtime error \(2\) : out of memory",
     r"[Cc]uda failure \d* ?'out of memory'",
     r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+    r"Failed to CUDA calloc",  # NCCL
+    r"Error out of memory at line \d+ in file",  # bitsandbytes
+)
+_ASCEND: Final = (
+    r"EL0004: .*[Ff]ailed to allocate memory",
+    r"(?:rtMalloc|aclrtMalloc\w*)\b[^\n]{0,40}\bfail",
+)
+"""Ascend's runtime, asked by a library or by PyTorch itself."""
+_HOST: Final = (
+    r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
+    r"ArrayMemoryError: Unable to allocate",  # NumPy
+    r"std::bad_alloc",
+    r"(?:[Mm]emory cgroup o|O)ut of memory: Killed process \d+",  # the kernel
+    r"Detected \d+ oom[-_]kill event",  # Slurm
 )
 _HEADS: Final[dict[Allocator, re.Pattern[str]]] = {
     "metal": re.compile(r"MPS backend out of memory"),
-    "native": re.compile(r"\b(?P<device>[A-Za-z0-9]+)\s+out\s+of\s+memory[.,]?\s+Tried\s+to\s+allocate"),
+    "native": re.compile(
+        rf"\b(?P<device>[A-Za-z0-9]+)\s+out\s+of\s+memory[.,]?{_GAP}(?:\w*Allocator\s+t|T)ried{_GAP}to\s+allocate"
+    ),
     "asynchronous": re.compile(r"Allocation on device (?P<number>\d*)\s*would exceed allowed memory"),
     "mindspore": re.compile(r"Out of Memory!!! Request memory size|Memory not enough: Device"),
-    "host": re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"),
-    "outside": re.compile("|".join(_OUTSIDE)),
+    "host": re.compile("|".join(_HOST)),
+    "outside": re.compile("|".join((*_OUTSIDE, *(f"(?P<ascend{number}>{one})" for number, one in enumerate(_ASCEND))))),
 }
 _NUMBER: Final = re.compile(r"\b(?:GPU|NPU|XPU|device|Device)\(?(?:id:)?\s*(\d+)")
 _TIP: Final = re.compile(r"try\s+setting\s+(?:PYTORCH_\w*ALLOC_CONF=)?(\w+(?::\w+)?)")
@@ -142,6 +162,8 @@ _LONGEST: Final = 3000
 
 def read_oom(text: str, *, place: str = "text") -> tuple[OutOfMemory, ...]:
     """Every out-of-memory message in a text, in its order; repeated ones once, with their count.
+
+    Where there is none, the error says whose failure it is instead, if that can be told.
 
     Args:
         text: a message, a traceback or a whole log.
@@ -162,11 +184,7 @@ def read_oom(text: str, *, place: str = "text") -> tuple[OutOfMemory, ...]:
         before = found.get(same)
         found[same] = message if before is None else replace(before, count=before.count + 1)
     if not found:
-        raise EvenloadError(
-            "the text holds no out-of-memory message",
-            where=place,
-            fix="give the lines with `out of memory`, from the traceback or the log of the rank that failed",
-        )
+        raise not_ours(text, place)
     return tuple(found.values())
 
 
@@ -179,6 +197,8 @@ def _message(text: str, allocator: Allocator, match: re.Match[str], raw: str) ->
     body = re.sub(r"\s*\n[\s#>|*]*(?:\[rank\d+\]:\s*)?", " ", raw)
     line_start = text.rfind("\n", 0, match.start()) + 1
     rank = _RANK.search(text, line_start, match.start())
+    if allocator == "metal":  # it divided by 1024 and wrote GB, before it wrote GiB
+        body = re.sub(r"(?<=[0-9] [KMG])B\b", "iB", body)
     values = {name: _first(body, patterns) for name, patterns in _FIELDS.items()}
     unallocated = values.pop("unallocated")
     if values["reserved"] is None and values["allocated"] is not None and unallocated is not None:
@@ -249,6 +269,8 @@ def _device(allocator: Allocator, match: re.Match[str], body: str) -> str:
     kind = {"metal": "mps", "host": "cpu", "mindspore": "npu"}.get(allocator, "cuda")
     if allocator == "native":
         kind = named["device"].lower()
+    if allocator == "outside" and any(named.values()):
+        kind = "npu"
     if allocator in ("metal", "host"):
         return kind
     number = named.get("number") or (found.group(1) if (found := _NUMBER.search(body[:400])) else None)

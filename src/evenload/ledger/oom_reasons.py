@@ -171,8 +171,9 @@ def _fragmentation(message: OutOfMemory) -> str:
 
 def _outside(message: OutOfMemory) -> str:
     if message.allocator == "outside":
+        what = "workspace, HCCL buffers" if _on_npu(message) else "cuBLAS or cuDNN workspace, NCCL buffers"
         return (
-            "a library or the driver asked for memory itself (context, cuBLAS or cuDNN workspace, NCCL buffers) and "
+            f"a library or the driver asked for memory itself (context, {what}) and "
             "found none: PyTorch's allocator had left too little"
         )
     if message.outside is None:
@@ -186,6 +187,10 @@ def _outside(message: OutOfMemory) -> str:
     )
 
 
+def _on_npu(message: OutOfMemory) -> bool:
+    return message.device.startswith("npu")
+
+
 def _refused(message: OutOfMemory) -> str:
     return (
         f"{_amount(message.free)} were free, more than the {_amount(message.asked)} asked for: another process may "
@@ -195,7 +200,7 @@ def _refused(message: OutOfMemory) -> str:
 
 def _tensors(message: OutOfMemory) -> str:
     if message.allocator == "host":
-        return f"the host has no {_amount(message.asked)} left"
+        return "the host is full" if message.asked is None else f"the host has no {_amount(message.asked)} left"
     share = ""
     if message.capacity:
         share = f", {100 * (message.allocated or 0) / message.capacity:.0f} % of the device"
@@ -278,13 +283,15 @@ def _outside_advice(message: OutOfMemory) -> list[Advice]:
     advice = [
         Advice(
             text="make communicators and library handles before the tensors (one small collective on every process "
-            "group at the start), and fewer process groups; NCCL_BUFFSIZE makes their buffers smaller"
+            f"group at the start), and fewer process groups; {'HCCL' if _on_npu(message) else 'NCCL'}_BUFFSIZE makes "
+            "their buffers smaller"
         )
     ]
     if message.allocator == "outside":
         advice.append(
             Advice(
-                text="leave room: torch.cuda.set_per_process_memory_fraction(0.95), or lower the peak of the tensors"
+                text=f"leave room: torch.{'npu' if _on_npu(message) else 'cuda'}.set_per_process_memory_fraction(0.95)"
+                ", or lower the peak of the tensors"
             )
         )
     return advice

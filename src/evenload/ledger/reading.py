@@ -137,6 +137,8 @@ class _Reader:
             kind = MarkKind(cell[0] >> cells.PHASE_SHIFT & 0xFF)
         except ValueError:
             self._damaged(f"a mark of unknown kind {cell[0] >> cells.PHASE_SHIFT & 0xFF}")
+        if kind is MarkKind.PHASE and not 0 <= cell[3] < len(PHASES):
+            self._damaged(f"a mark of the unknown phase {cell[3]}")
         return Mark(
             kind=kind,
             index=cell[1],

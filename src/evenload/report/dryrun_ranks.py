@@ -9,7 +9,7 @@ from evenload.ledger.words import Category
 from evenload.report.dryrun import DryRun, at_peak, phase
 from evenload.report.dryrun import as_json as of_rank
 from evenload.report.table import columns
-from evenload.units import human_bytes
+from evenload.units import GIB, MIB, human_bytes
 
 _COLUMNS: Final = (
     ("parameters", Category.PARAMETER),
@@ -42,10 +42,11 @@ def as_text(runs: Sequence[DryRun]) -> str:
     first = runs[0]
     head = ["stage", "rank", "peak", "in", *(name for name, _ in _COLUMNS)]
     rows: list[list[str]] = []
+    unit, size = ("GiB", GIB) if max(run.peaks.held for run in runs) >= GIB else ("MiB", MIB)
     for stage, run in enumerate(runs):
         found = at_peak(run)
-        sizes = [f"{found.get(category, 0) / 2**30:.2f}" for _, category in _COLUMNS]
-        peak = f"{run.peaks.held / 2**30:.2f}"
+        sizes = [f"{found.get(category, 0) / size:.2f}" for _, category in _COLUMNS]
+        peak = f"{run.peaks.held / size:.2f}"
         rows.append([str(stage), str(run.ledger.metadata.rank), peak, phase(run), *sizes])
     fullest = max(range(len(runs)), key=lambda stage: runs[stage].peaks.held)
     peak = human_bytes(runs[fullest].peaks.held)
@@ -55,7 +56,7 @@ def as_text(runs: Sequence[DryRun]) -> str:
     parts = [
         f"{first.title}\ndry run for {first.ledger.device}, {said}",
         columns(head, rows, left={3}),
-        "GiB = 2**30 bytes, at the peak of each rank; --rank shows one of them whole",
+        f"{unit} = 2**{30 if size == GIB else 20} bytes, at the peak of each rank; --rank shows one of them whole",
     ]
     if first.limit is None:
         parts.append(f"stage {fullest} needs most: {peak}")

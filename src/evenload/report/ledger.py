@@ -105,7 +105,8 @@ def _layers(ledger: Ledger, rows: NDArray[Any]) -> tuple[tuple[str, int], ...]:
 
 def _in_order(path: str) -> list[Any]:
     """Key that sorts the numbers in paths as numbers."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
+    parts = re.split(r"(\d+)", path)  # every second one is a number, of any length
+    return [(len(part), part) if position % 2 else part for position, part in enumerate(parts)]
 
 
 def as_json(said: LedgerReport) -> dict[str, Any]:
