@@ -177,6 +177,24 @@ def test_a_view_shows_the_storage_that_it_keeps_alive():
     assert (one.per_step, one.base) == (2048, None)
 
 
+@pytest.mark.parametrize(
+    ("take", "owner"),
+    [
+        (lambda array, step: array, "kept[2].base"),
+        (lambda array, step: array[0], "kept[2].base.base"),
+        (lambda array, step: (step, {"rows": array}), "kept[2][1]['rows'].base"),
+    ],
+)
+def test_arrays_over_tensors_are_found_although_the_collector_does_not_know_them(take, owner):
+    """What an evaluation loop keeps: `outputs.append(out.cpu().numpy())`, where the device is the CPU already."""
+    kept = []
+    [one] = run(lambda step: kept.append(take(torch.ones(512, 512).numpy(), step)))
+    assert (one.leak, one.per_step) == (LeakClass.RETAINED, MIB)
+    assert one.owner.startswith(f"{owner} (variable of ")
+    kept = []
+    assert run(lambda step: kept.append(torch.ones(512, 512).numpy()[0].copy())) == ()
+
+
 def test_hooks_that_fill_a_list_are_found():
     layer, outputs = torch.nn.Linear(512, 512), []
     handle = layer.register_forward_hook(lambda module, args, result: outputs.append(result))

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from evenload.record._torch_private import address, body, saved
+from evenload.record.arrays import holders_of
 from evenload.record.living import living_tensors
 
 _running: Final[Callable[[], Mapping[int, FrameType]]] = attrgetter("_current_frames")(sys)
@@ -75,7 +76,8 @@ class Referrers:
         tensors = self._tensors()
         self._read_graph(tensors)
         tensors.clear()
-        self._climb()
+        self._climb({link.parent for key in self._wanted for link in self.links[key]})
+        self._climb(self._arrays())
 
     def _tensors(self) -> list[torch.Tensor]:
         """All tensors; those on the storages are the first objects of the walk."""
@@ -132,10 +134,21 @@ class Referrers:
             if body(data) in by_body:
                 self._graph[by_body[body(data)]].append(Link(id(node), f".{name}"))
 
-    def _climb(self) -> None:
+    def _arrays(self) -> set[int]:
+        """Arrays over tensors that nothing else was found to hold, and what refers to them."""
+        tensors = {link.parent for key in self._wanted for link in self.links[key]}
+        alone = {one: self.objects[one] for one in tensors if one not in self.links and one not in self.roots}
+        level: set[int] = set()
+        for above, below, how in holders_of(alone):
+            self.objects.setdefault(id(above), above)
+            self.links[id(below)].append(Link(id(above), how))
+            level.add(id(above))
+        return level
+
+    def _climb(self, level: set[int]) -> None:
+        """Walk up from some objects, level by level."""
         # What the collector reports as a referrer and is only ours.
         ours = {id(self.objects), id(self._nodes), id(vars(self))}
-        level = {link.parent for key in self._wanted for link in self.links[key]}
         visited: set[int] = set()
         for _ in range(DEEPEST):
             level = set(islice((one for one in level - visited if not self._is_root(one)), WIDEST))
