@@ -54,6 +54,11 @@ def test_the_peak_decides_when_the_device_is_full():
         (100, 140, 90, 130, 95, 135, 100),
         (100, 100.2, 100.4, 100.6),
         (500, 400, 300, 200),
+        (8, 9, 9.5, 9.8, 9.9, 9.9),
+        (100, 150, 200, 100, 150, 200, 100),
+        (100, 200, 100, 200, 100, 200),
+        (1000, 5000, 8000, 8000, 8001, 8000),
+        (50, 50, 50, 80, 80, 80, 80, 80),
         (0, 0, 0),
     ],
 )
@@ -61,9 +66,28 @@ def test_what_settles_swings_or_falls_does_not_grow(baseline):
     assert judge(Series(baseline=baseline)).trend is Trend.FLAT
 
 
-def test_growth_between_falls_of_the_collector_is_growth():
-    baseline = (100, 120, 140, 130, 150, 170, 160, 180, 200)
-    assert judge(Series(baseline=baseline)).trend is Trend.GROWTH
+@pytest.mark.parametrize(
+    ("baseline", "per_step"),
+    [
+        ((100, 120, 140, 130, 150, 170, 160, 180, 200), 20),  # between falls of the collector
+        ((10, 10, 10, 11, 11, 11, 12, 12, 12, 13), 3 / 9),  # at every third sample
+        ((1000, 5000, 5100, 5200, 5300, 5400), 100),  # after a warm-up of one step
+        ((1.0, 3.0, 5.0, 8.0, 8.1, 8.2, 8.3, 8.4, 8.5, 8.6), 0.1),  # of three
+        ((10, 11, 13, 16, 20), 2.5),
+    ],
+)
+def test_growth_of_any_shape_is_growth(baseline, per_step):
+    found = judge(Series(baseline=baseline))
+    assert found.trend is Trend.GROWTH
+    assert found.per_step == pytest.approx(per_step)
+
+
+def test_a_reservation_that_grows_over_flat_tensors_is_fragmentation():
+    allocated, reserved = (20, 20.1, 20, 20.1), (24, 30, 37, 44)
+    assert judge(Series(baseline=allocated, reserved=reserved)).trend is Trend.FRAGMENTATION
+    assert judge(Series(baseline=allocated, reserved=(24, 25, 25, 25))).trend is Trend.FLAT
+    assert judge(Series(baseline=(20, 24, 28, 32), reserved=reserved)).trend is Trend.GROWTH
+    assert judge(Series(reserved=reserved)).trend is Trend.UNDECIDED
 
 
 def test_one_sample_decides_nothing():

@@ -25,6 +25,15 @@ def test_samples_may_be_named_by_their_steps():
     assert read('{"bytes": [7, 8]}').baseline == (7, 8)
 
 
+def test_names_of_counters_are_understood():
+    series = read('{"allocated_GB": [20, 21], "reserved_GB": [24, 30], "total_GB": 48}')
+    assert series == Series(baseline=(20e9, 21e9), reserved=(24e9, 30e9), capacity=48e9)
+    assert read('{"max_memory_allocated_MiB": [1, 2]}').peak == (MIB, 2 * MIB)
+    assert read('{"rss_MiB": {"10": 1, "20": 2}}') == Series(baseline=(MIB, 2 * MIB), at=(10, 20))
+    assert read('{"memory_GiB": [1, 2], "device_GiB": 8}') == Series(baseline=(GIB, 2 * GIB), capacity=8 * GIB)
+    assert looks_like_series('{"reserved_GB": [1]}')
+
+
 def test_other_json_is_not_taken_for_samples():
     for text in ('{"model_type": "llama"}', "[1, 2]", "{}", "step,MiB", '{"layers": [1]}'):
         assert not looks_like_series(text)
@@ -41,6 +50,7 @@ def test_other_json_is_not_taken_for_samples():
         ('{"MiB": [true]}', "no amount of memory"),
         ('{"MiB": {"a": 1}}', "no number of a step"),
         ('{"MiB": [1], "steps": "x"}', "steps are a list"),
+        ('{"MiB": [1], "allocated_GB": [2]}', "two names of one thing"),
         ('{"MiB": [1', "not valid JSON"),
     ],
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
@@ -22,6 +22,8 @@ class Trend(StrEnum):
     """The baseline rises and does not settle: something is not released."""
     IMBALANCE = "imbalance"
     """The peak drifts, and the baseline between steps stays where it was: the work differs from step to step."""
+    FRAGMENTATION = "fragmentation"
+    """What the allocator reserves rises, and what tensors hold does not."""
     UNDECIDED = "undecided"
     """Too few samples, or only a peak that drifts without a baseline to compare it with."""
 
@@ -34,6 +36,8 @@ class Series:
     """What is held between steps, when all temporaries are gone."""
     peak: tuple[float, ...] = ()
     """Highest level since the sample before."""
+    reserved: tuple[float, ...] = ()
+    """What the allocator holds, whether tensors use it or not."""
     at: tuple[int, ...] = ()
     """Number of the step of every sample; empty: one sample a step."""
     event: str | None = None
@@ -64,21 +68,25 @@ NOTICEABLE: Final = 0.01
 def judge(series: Series) -> Judgement:
     """Whether memory grows.
 
-    A baseline grows when most of its changes rise, the later ones as well as the earlier ones, and they sum to more
-    than noise. A peak that drifts above a flat baseline is work that differs, not memory that is kept.
+    A baseline grows when the level that it never falls below again keeps rising, by more than noise, and does not
+    settle: the first sample, which may be older than the warm-up, and swings are no growth. A peak that drifts above a
+    flat baseline is work that differs, and a reservation that does is fragmentation: neither is memory that is kept.
 
     Raises:
         EvenloadError: a sample is no number of bytes, or there are none.
     """
     _check(series)
-    samples = series.baseline or series.peak
+    samples = list(series.baseline or series.peak or series.reserved)
     increments = tuple(later - earlier for earlier, later in pairwise(samples))
     grows = _rises(samples)
     drifts = _rises(series.peak)
+    spreads = _rises(series.reserved)
     if series.baseline:
         trend = Trend.GROWTH if grows else Trend.IMBALANCE if drifts else Trend.FLAT
+        if trend is Trend.FLAT and spreads:
+            trend = Trend.FRAGMENTATION
     else:
-        trend = Trend.UNDECIDED if drifts else Trend.FLAT
+        trend = Trend.UNDECIDED if drifts or spreads else Trend.FLAT
     if len(samples) < 2:
         trend = Trend.UNDECIDED
     if trend is not Trend.GROWTH:
@@ -86,9 +94,11 @@ def judge(series: Series) -> Judgement:
     steps = list(series.at or range(len(samples)))
     rates = [change / (after - before) for change, (before, after) in zip(increments, pairwise(steps), strict=True)]
     per_step = median(rates)
+    if per_step <= 0:  # it grows at some of the samples only
+        per_step = (samples[-1] - samples[0]) / (steps[-1] - steps[0])
     full_at, next_overflows = None, False
     if series.capacity is not None and per_step > 0:
-        room = series.capacity - max((*samples[-1:], *series.peak[-1:]))
+        room = series.capacity - max((*samples[-1:], *series.peak[-1:], *series.reserved[-1:]))
         full_at = steps[-1] + max(1, math.ceil(room / per_step))
         next_overflows = room < median(increments)
     return Judgement(
@@ -97,13 +107,15 @@ def judge(series: Series) -> Judgement:
 
 
 def _check(series: Series) -> None:
-    for name, samples in (("baseline", series.baseline), ("peak", series.peak)):
+    for name, samples in (("baseline", series.baseline), ("peak", series.peak), ("reserved", series.reserved)):
         for number, sample in enumerate(samples):
             if not 0 <= sample < math.inf:
                 raise EvenloadError(f"sample {number} is {sample}, which is no amount of memory", where=f"$.{name}")
-    if not series.baseline and not series.peak:
+    if not series.baseline and not series.peak and not series.reserved:
         raise EvenloadError("there are no samples", where="$.baseline", fix="give memory after every step")
-    if series.at and (len(series.at) != len(series.baseline or series.peak) or not _rising(series.at)):
+    if series.at and (
+        len(series.at) != len(series.baseline or series.peak or series.reserved) or not _rising(series.at)
+    ):
         raise EvenloadError("the steps of the samples do not rise one by one with them", where="$.at")
 
 
@@ -111,11 +123,28 @@ def _rising(numbers: Sequence[float]) -> bool:
     return all(earlier < later for earlier, later in pairwise(numbers))
 
 
+_SETTLED: Final = 0.2
+"""Share of the earlier rise below which the later one is taken for the end of a warm-up."""
+
+
 def _rises(samples: Sequence[float]) -> bool:
-    """Whether samples keep rising: in most changes, in both halves, by more than noise."""
+    """Whether samples keep rising, by more than noise and than they swing."""
     if len(samples) < 2 or samples[-1] - samples[0] <= NOTICEABLE * max(samples[0], 1.0):
         return False
-    changes = [later - earlier for earlier, later in pairwise(samples)]
-    middle = samples[len(samples) // 2]
-    both = len(samples) == 2 or (middle > samples[0] and samples[-1] > middle)
-    return both and sum(change > 0 for change in changes) >= 0.7 * len(changes)
+    if len(samples) == 2:
+        return True
+    kept = list(accumulate(reversed(samples), min))[::-1]  # the level that is never left again
+    swing = median(abs(later - earlier) for earlier, later in pairwise(samples))
+    if kept[-1] - kept[0] <= swing:
+        return False
+    after = kept if len(kept) == 3 else kept[1:]
+    return _keeps_rising(after) or (len(after) >= 6 and _keeps_rising(after[len(after) // 2 :]))
+
+
+def _keeps_rising(levels: Sequence[float]) -> bool:
+    """Whether the later half rises as the earlier one does."""
+    if levels[-1] - levels[0] <= NOTICEABLE * max(levels[0], 1.0):
+        return False
+    middle = levels[len(levels) // 2]
+    earlier, later = middle - levels[0], levels[-1] - middle
+    return earlier > 0 and later > _SETTLED * earlier

@@ -3,12 +3,13 @@
 {"MiB": [49258, 61558, 76124], "event": "after each checkpoint save", "device_MiB": 81559}
 {"baseline_GB": [30, 30], "peak_GB": {"0": 33, "500": 52}}
 {"peak_GB": {"0": 33, "500": 34}, "end": 80}
+{"allocated_GiB": [20, 20], "reserved_GiB": [24, 37]}
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from evenload.errors import EvenloadError, shown
@@ -17,10 +18,19 @@ from evenload.ledger.plain_pickle import as_list
 from evenload.ledger.series import Series
 from evenload.units import parse_bytes
 
+_WORDS: Final = {
+    **dict.fromkeys(("", "baseline", "between_steps", "allocated", "memory_allocated", "used", "in_use"), "baseline"),
+    **dict.fromkeys(("gpu", "gpu_memory", "cuda", "npu", "host", "rss", "cpu", "ram", "resident"), "baseline"),
+    **dict.fromkeys(("peak", "max", "max_allocated", "max_memory_allocated", "peak_allocated"), "peak"),
+    **dict.fromkeys(("reserved", "cached", "memory_reserved", "max_memory_reserved", "peak_reserved"), "reserved"),
+    **dict.fromkeys(("device", "capacity", "total", "limit", "device_memory", "memory"), "capacity"),
+}
+"""What names of samples mean; `memory` is the device's where it is one number."""
 _KEY: Final = re.compile(
-    r"(?:(?P<what>baseline|between_steps|peak|device|capacity|memory)_?)?(?P<unit>(?:[KMGT]i?)?B|bytes)?", re.IGNORECASE
+    rf"(?:(?P<what>{'|'.join(sorted(filter(None, _WORDS), key=len, reverse=True))})_?)?"
+    r"(?P<unit>(?:[KMGT]i?)?B|bytes)?",
+    re.IGNORECASE,
 )
-_WORDS: Final = {"": "baseline", "between_steps": "baseline", "device": "capacity", "memory": "capacity"}
 _END: Final = "end"
 """The last sample, at a step that nobody noted, in the unit of the others."""
 _OTHERS: Final = frozenset({"event", "unit", "steps", "facts", _END})
@@ -49,12 +59,19 @@ def series_in(text: str, *, place: str) -> Series:
         match = _KEY.fullmatch(key)
         if match is None:
             raise EvenloadError(
-                f"{key!r} is no name of samples", where=place, fix="use baseline, peak or device with a unit: peak_GiB"
+                f"{key!r} is no name of samples",
+                where=place,
+                fix="use allocated, reserved, peak or device with a unit: peak_GiB",
             )
-        what = (match["what"] or "").lower()
-        found[_WORDS.get(what, what)] = (content, match["unit"] or given.get("unit"), f"$.{key}")
+        role = _WORDS[(match["what"] or "").lower()]
+        if role == "capacity" and isinstance(content, list | dict) and len(cast("Sequence[Any]", content)) > 1:
+            role = "baseline"
+        if role in found:
+            raise EvenloadError(f"{key!r} and {found[role][2][2:]!r} are two names of one thing", where=place)
+        found[role] = (content, match["unit"] or given.get("unit"), f"$.{key}")
     baseline, at = _samples(found.get("baseline"), place)
     peak, peak_at = _samples(found.get("peak"), place)
+    reserved, reserved_at = _samples(found.get("reserved"), place)
     capacity, _ = _samples(found.get("capacity"), place)
     if _END in given and (samples := found.get("peak") or found.get("baseline")) is not None:
         last, _ = _samples((given[_END], samples[1], f"$.{_END}"), place)
@@ -67,7 +84,8 @@ def series_in(text: str, *, place: str) -> Series:
     return Series(
         baseline=baseline,
         peak=peak,
-        at=tuple(steps) or at or peak_at,
+        reserved=reserved,
+        at=tuple(steps) or at or peak_at or reserved_at,
         event=event if isinstance(event, str) else None,
         capacity=capacity[0] if capacity else None,
     )

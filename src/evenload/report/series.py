@@ -39,6 +39,8 @@ def _verdict(judgement: Judgement, when: str) -> str:
         Trend.GROWTH: f"memory grows {when}, {rate} at a time: something there is not released",
         Trend.IMBALANCE: "the peak drifts while memory between steps stays where it was: the work of the steps differs "
         "(uneven routing or lengths), nothing is kept",
+        Trend.FRAGMENTATION: "what the allocator reserves grows while what tensors hold does not: fragmentation, "
+        "nothing is kept; expandable_segments:True makes less of it, unless it is on already",
         Trend.FLAT: "memory does not grow",
         Trend.UNDECIDED: "these samples do not tell: give memory between steps (baseline) as well, over more steps",
     }[judgement.trend]
