@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import numpy as np
 import pytest
-from tests.runtime.running import losses, write_plan
+from tests.runtime.running import SOURCE, Run, losses, write_plan
 
 from evenload.cli.main import main
 
@@ -76,6 +77,33 @@ def test_the_peak_is_predicted_before_the_first_step_and_measured(folder, capsys
     assert out.index("difference") > out.index("step 1 ")
 
 
+def test_predicted_peaks_are_written_over_nothing(folder, capsys):
+    (folder / "evenload-memory.json").write_text("mine")
+    assert main(["train", "plan.yaml", *OWN]) == 0
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 0
+    assert (folder / "evenload-memory.json").read_text() == "mine"
+    for path in ("evenload-memory-2.json", "saved/evenload-memory.json"):
+        (rank,) = json.loads((folder / path).read_text())["ranks"]
+        assert rank["predicted"] == rank["measured"]
+    out = capsys.readouterr().out
+    assert out.startswith("predicted peaks are in evenload-memory-2.json\nstep 1 ")
+    assert "predicted peaks are in saved/evenload-memory.json" in out
+
+
+@pytest.mark.slow
+def test_predicted_peaks_are_there_when_the_first_step_kills_the_process(folder):
+    kill = "        if type(x) is torch.Tensor:\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+    goes_on = "        return x + self"
+    killed = "import os, signal, torch\n" + OWN_MODEL.replace(goes_on, kill + goes_on)
+    (folder / "mine.py").write_text(killed)
+    (folder / "mine.yaml").write_text((folder / "plan.yaml").read_text().replace("model-2.json", "mine:build"))
+    run = Run(1, folder, "mine.yaml", "--data", "text.txt", PYTHONPATH=f"{SOURCE}:{folder}").wait()
+    assert run.codes == [-signal.SIGKILL], run.outputs
+    (rank,) = json.loads((folder / "evenload-memory.json").read_text())["ranks"]
+    assert rank["predicted"] > 0
+    assert rank["measured"] is None
+
+
 def test_a_prediction_stands_even_where_the_run_fails(folder):
     assert main(["train", "plan.yaml", *OWN, "--memory-file", "memory.json", "--learning-rate", "1e30"]) == 1
     (rank,) = json.loads((folder / "memory.json").read_text())["ranks"]
@@ -84,6 +112,7 @@ def test_a_prediction_stands_even_where_the_run_fails(folder):
 
 def test_nothing_is_predicted_when_nobody_asks(folder, capsys):
     assert main(["train", "plan.yaml", *OWN, "--no-predict"]) == 0
+    assert not list(folder.glob("evenload-memory*"))
     assert "difference" not in capsys.readouterr().out
 
 

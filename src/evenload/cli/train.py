@@ -68,7 +68,7 @@ def run(
         bool | None, typer.Option("--predict/--no-predict", help="Tell every rank's peak before it is reached.")
     ] = None,
     memory_file: Annotated[
-        str | None, typer.Option("--memory-file", help="File for predicted and measured peaks, as JSON.")
+        str | None, typer.Option("--memory-file", help="File for predicted and measured peaks, in place of a new one.")
     ] = None,
     collect_every: Annotated[
         int | None, typer.Option("--collect-every", help="Steps between two runs of Python's garbage collector.")

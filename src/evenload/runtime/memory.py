@@ -77,6 +77,14 @@ def write_memory(path: str | Path, ranks: Sequence[RankMemory], step_time: StepT
     write_text(path, msgspec.json.format(msgspec.json.encode(known), indent=2).decode() + "\n", force=True)
 
 
+def free_name(directory: str | Path) -> str:
+    """A file for the peaks of a run that is not there yet."""
+    root, number = Path(directory), 1
+    while (path := root / f"evenload-memory{'' if number == 1 else f'-{number}'}.json").exists():
+        number += 1
+    return str(path)
+
+
 def table(ranks: Sequence[RankMemory]) -> str:
     """Predicted and measured peaks, one line a rank."""
     lines = ["rank      predicted       measured     difference"]

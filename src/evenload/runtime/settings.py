@@ -76,7 +76,8 @@ class RunSettings:
     predict: bool = True
     """Rehearse every rank's step before the first, and tell its peak beside the one that is measured."""
     memory_file: str | None = None
-    """File that gets the predicted peaks before the first step, and later the measured ones beside them."""
+    """File that gets the predicted peaks before the first step, and later the measured ones beside them; None: a new
+    `evenload-memory.json` in the directory of checkpoints, or else in the working directory."""
     collect_every: int | None = None
     """Steps between two runs of Python's garbage collector, which then never runs by itself."""
     layers: str | None = None

@@ -22,6 +22,7 @@ from evenload.record.periodic_gc import Collected, PeriodicGC
 from evenload.record.steps import resident_bytes
 from evenload.runtime import checkpoint
 from evenload.runtime.data import Tokens, read_tokens
+from evenload.runtime.exhausted import room
 from evenload.runtime.launch import Silent, agreed, common, joined, together
 from evenload.runtime.logs import Log, StepLine
 from evenload.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
@@ -130,15 +131,16 @@ class _Run:
 
     def _divided(self, make: Callable[[], nn.Module]) -> Pipeline:
         settings = self._settings
-        pipeline, _ = parallelize(
-            make,
-            self._plan,
-            device_mesh(self._plan) if self._plan.setup.devices > self._plan.setup.pp else None,
-            layers=settings.layers,
-            autocast=DTYPES[settings.autocast] if settings.autocast else None,
-            accumulation=settings.accumulation,
-            seed=settings.seed,
-        )
+        with room("while its part of the model is made"):
+            pipeline, _ = parallelize(
+                make,
+                self._plan,
+                device_mesh(self._plan) if self._plan.setup.devices > self._plan.setup.pp else None,
+                layers=settings.layers,
+                autocast=DTYPES[settings.autocast] if settings.autocast else None,
+                accumulation=settings.accumulation,
+                seed=settings.seed,
+            )
         return pipeline
 
     def _resumed(self) -> checkpoint.Saved | None:

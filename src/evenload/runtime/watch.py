@@ -14,12 +14,14 @@ from torch import distributed, nn
 from evenload.errors import EvenloadError
 from evenload.plan.plan import Plan
 from evenload.record.recorder import Recorder, record
+from evenload.runtime.exhausted import Exhausted, explained, from_ledger, from_parts, held_layers, message_of
 from evenload.runtime.launch import agreed
-from evenload.runtime.memory import RankMemory, of_ledger, step_peaks, table, write_memory
+from evenload.runtime.memory import RankMemory, free_name, of_ledger, step_peaks, table, write_memory
 from evenload.runtime.pace import StepTime
 from evenload.runtime.pipeline import Pipeline, made, next_token_loss
 from evenload.runtime.rehearse import rehearse_rank
 from evenload.runtime.settings import RunSettings
+from evenload.runtime.stages import name_modules
 
 MEASURED: Final = 3
 """Steps after which a run has shown what its steps hold."""
@@ -36,6 +38,8 @@ class Watch:
         self._stack = ExitStack()
         self._say: Callable[[str], object] = print
         self._step_time: StepTime | None = None
+        self._file: str | None = None
+        """On rank 0, what gets the peaks."""
         self.own = RankMemory(rank=distributed.get_rank())
         if settings.predict:
             self.own = self._predicted(plan, make)
@@ -49,19 +53,26 @@ class Watch:
     def __enter__(self) -> Self:
         if not self._settings.predict:
             return self
+        with agreed():
+            if distributed.get_rank() == 0:
+                self._find_file()
         self._tell(last=False)
+        if self._file is not None:
+            self._say(f"predicted peaks are in {self._file}")
         if self._pipeline.ranks.device.type == "cpu":
             model = nn.ModuleList(self._pipeline.chunks)
             self._recorder = self._stack.enter_context(record(model=model, optimizer=self._optimizer))
             self._recorder.core.steps.told = True  # steps end where `step` says, not where the optimizer does
+            name_modules(self._recorder.core.paths, model)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        message = message_of(error)
         self._stack.close()
-        if error is not None and isinstance(error, torch.OutOfMemoryError):
-            raise self._explained(error) from error
+        if message is not None:
+            raise explained(self._exhausted(message), self.own, self._where()) from error
 
     def step(self) -> None:
         """A step has ended, on all ranks."""
@@ -79,7 +90,7 @@ class Watch:
     def tell_pace(self, found: StepTime) -> None:
         """Write and print how long steps took, at the end of a run."""
         self._step_time = found
-        if self._settings.memory_file is not None:
+        if self._settings.predict:
             self._tell(last=False)
         if found.predicted is not None:
             self._say(str(found))
@@ -112,28 +123,32 @@ class Watch:
         cast("Any", distributed).all_gather_object(found, msgspec.to_builtins(self.own))
         ranks = [msgspec.convert(one, RankMemory) for one in found]
         with agreed():
-            if self._settings.memory_file is not None and distributed.get_rank() == 0:
-                write_memory(self._settings.memory_file, ranks, self._step_time)
+            if self._file is not None:
+                write_memory(self._file, ranks, self._step_time)
         if last:
             self._say(table(ranks))
 
-    def _explained(self, error: BaseException) -> EvenloadError:
-        """Out of memory: what this rank was to hold, and what it had when it failed."""
-        from evenload.units import human_bytes  # noqa: PLC0415  # only for this message
+    def _find_file(self) -> None:
+        """Where peaks are written: where the user says, else beside the checkpoints or here, over nothing."""
+        settings = self._settings
+        if settings.memory_file is not None:
+            self._file = settings.memory_file
+            return
+        name = free_name(settings.checkpoints or ".")
+        try:
+            write_memory(name, [self.own])
+        except EvenloadError as error:  # nobody asked for it, so the run goes on
+            self._say(f"predicted peaks cannot be written: {error}")
+        else:
+            self._file = name
 
-        own, device = self.own, self._pipeline.ranks.device
-        parts = sorted(own.held.items(), key=lambda item: -item[1])
-        made_of = ", ".join(f"{human_bytes(nbytes)} {name}" for name, nbytes in parts[:4])
-        predicted = (
-            "nothing was predicted"
-            if own.predicted is None
-            else (f"predicted were {human_bytes(own.predicted)} ({made_of})")
-        )
-        line = next(iter(str(error).splitlines()), "")
-        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        return EvenloadError(
-            f"rank {own.rank} is out of memory in step {self._steps + 1}: {line}; {predicted}, "
-            f"{human_bytes(held)} are allocated now",
-            fix="plan again with --memory below what the device has, or recompute more",
-            exit_code=1,
-        )
+    def _exhausted(self, message: str) -> Exhausted:
+        if self._recorder is not None and self._steps < MEASURED:
+            return from_ledger(message, self._recorder.ledger)
+        device = self._pipeline.ranks.device
+        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+        return from_parts(message, self._pipeline, self._optimizer, allocated)
+
+    def _where(self) -> str:
+        """This rank and its step, in words."""
+        return f"rank {self.own.rank} ({held_layers(self._pipeline)}) in step {self._steps + 1}"
