@@ -1,5 +1,6 @@
 """The door: exit codes, streams, and no traceback."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_a_reader_that_goes_away_leaves_no_traceback():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == door.BROKEN_PIPE
+
+
+def test_a_verb_that_closes_stdout_leaves_no_traceback(verb, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+
+    def closing():
+        sys.stdout.close()
+
+    verb(closing)
+    assert main(["try"]) == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -156,6 +156,7 @@ def test_another_threads_model_does_not_disturb_the_phases():
     assert modules <= {"0", "1", "", None}
     marks = [PHASES[mark.value] for mark in ledger.marks if mark.kind is MarkKind.PHASE]
     assert marks == [Phase.FORWARD, Phase.BACKWARD, Phase.OTHER]
+    assert ["ran in another thread" in notice.fact for notice in recording.notices] == [True]
 
 
 def test_errors_in_forward_and_backward_leave_the_phases_right():

@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stdout = sys.stdout
     try:
         code = _run(words)
-        stdout.flush()  # a broken pipe or a full disk shows here, not in the interpreter's last breath
+        if not stdout.closed:  # by a script that was tracked
+            stdout.flush()  # a broken pipe or a full disk shows here, not in the interpreter's last breath
     except EvenloadError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code

@@ -106,7 +106,7 @@ def predicted_side(estimate: Mapping[str, Any], stage: int, name: str, place: st
 
 def _bytes(stage: Mapping[str, Any], name: str, place: str) -> int:
     value = stage.get(name, 0)
-    if type(value) not in (int, float) or value < 0:
+    if type(value) not in (int, float) or not 0 <= value < 2**62:
         raise EvenloadError(f"{name} is {shown(value)}, which is no number of bytes", where=place)
     return round(value)
 

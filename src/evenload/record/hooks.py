@@ -56,6 +56,8 @@ class Hooks:
         self._walked: dict[int, int] = {}
         self._stack = ExitStack()
         self._pauses = False
+        self.unseen = False
+        """Whether modules ran in a thread that is not recorded."""
         mode.met = self.pause_propagation
 
     def install(self) -> None:
@@ -110,6 +112,7 @@ class Hooks:
 
     def _module_begins(self, module: nn.Module, _args: Any) -> None:
         if self._elsewhere():
+            self.unseen = True
             return
         position = self._paths.position(module)
         if self._phases.outermost and graph_task() < 0:

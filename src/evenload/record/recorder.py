@@ -191,7 +191,12 @@ class Recorder:
     @property
     def notices(self) -> tuple[Notice, ...]:
         """What went wrong with the recording itself."""
-        return tuple(one for one in (self._logged().problem, self._guard.problem) if one is not None)
+        threads = Notice(
+            fact="modules ran in another thread, which is not recorded",
+            fix="enter evenload.record in the thread that trains",
+        )
+        unseen = threads if self.core.hooks.unseen else None
+        return tuple(one for one in (self._logged().problem, self._guard.problem, unseen) if one is not None)
 
     def step(self) -> None:
         """Say that a training step has ended; without, steps end where an optimizer's do."""
