@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.runtime.running import CONFIG, Run, losses, wait_for, write_plan
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 OWN = ("--implementation", "reference", "--learning-rate", "0.003")
 POLICY = r"{full: '0', select: {'mlp\.mul': 1-2, 'mlp\.act_fn\.silu': 1-2}}"
 
 
-def test_a_plan_changes_nothing_of_what_is_learned(tmp_path):
-    under = write_plan(tmp_path, [4, 1], policy=POLICY)
-    alone = write_plan(tmp_path, [5], "alone.yaml")
-    common = ("--data", "text.txt", "--steps", 200, *OWN, "--warmup", 20, "--decay", "cosine", "--log-every", 50)
+def test_a_plan_changes_nothing_of_what_is_learned_from_real_text(tmp_path):
+    """200 steps on the documents of this repository: uneven, interleaved, recomputed on two ranks, and on one."""
+    documents = [str(ROOT / "README.md"), *map(str, sorted((ROOT / "docs").glob("*.md")))]
+    sizes = {"micro_batch": 2, "micro_batches": 4, "seq": 64}
+    under = write_plan(tmp_path, [[1, 3], [1, 0]], policy=POLICY, schedule="interleaved_1f1b", **sizes)
+    alone = write_plan(tmp_path, [5], "alone.yaml", **sizes)
+    common = ("--steps", 200, *OWN, "--warmup", 20, "--decay", "cosine", "--log-every", 50)
+    common = (*common, *(word for document in documents for word in ("--data", document)))
     runs = [
         Run(2, tmp_path, under, *common, "--log-file", "under.jsonl"),
         Run(1, tmp_path, alone, *common, "--log-file", "alone.jsonl"),
@@ -26,8 +32,9 @@ def test_a_plan_changes_nothing_of_what_is_learned(tmp_path):
         assert set(run.codes) == {0}, run.outputs
     first, second = losses(tmp_path / "under.jsonl"), losses(tmp_path / "alone.jsonl")
     assert first == second  # to the bit
-    assert first[1] > 5.0
-    assert first[200] < 2.5
+    assert len(first) == 200
+    assert first[1] > 5.4
+    assert first[200] < 3.2
     assert "step 200  loss" in runs[0].outputs[0]
     lines = [line.split() for line in runs[0].outputs[0].splitlines()]
     assert [line[0] for line in lines if line[-1] == "none"] == ["0", "1"]  # measured peaks are the predicted ones
