@@ -13,16 +13,20 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from evenload.errors import EvenloadError
+from evenload.ledger.curve import peaks as peaks_of
 from evenload.plan.layout import Layout
 from evenload.plan.plan import Plan
 from evenload.plan.policy import Policy
 from evenload.record.recorder import record
+from evenload.runtime.materials import Materials
 from evenload.runtime.memory import step_peaks
 from evenload.runtime.optimizer import clip_gradients, make_optimizer
-from evenload.runtime.pipeline import examined, made, next_token_loss, parallelize, whole
-from evenload.runtime.ranks import device_mesh
+from evenload.runtime.pipeline import assemble, examined, made, next_token_loss, parallelize, whole
+from evenload.runtime.placement import places
+from evenload.runtime.ranks import device_mesh, find_ranks
 from evenload.runtime.rehearse import rehearse_rank
 from evenload.runtime.settings import RunSettings
+from evenload.runtime.stages import make_chunk
 from evenload.runtime.step import train_step
 from evenload.setup import Setup
 
@@ -247,6 +251,39 @@ DIVIDED_PEAKS: dict[int, dict[str, tuple[Any, str, dict[str, Any]]]] = {
 for world, chosen in DIVIDED_PEAKS.items():
     for name, (table, schedule, degrees) in chosen.items():
         add(world, f"peaks {name}", partial(peaks, plan_of(table, schedule, 4, SMALL), degrees=degrees, layers=5))
+
+
+def start(table: Any, schedule: str, **degrees: Any) -> dict[str, Any]:
+    """First values of divided chunks of a model that is never whole, and the most that this rank held meanwhile."""
+    plan = plan_of(table, schedule, 4, SMALL)
+    plan = replace(plan, setup=replace(plan.setup, **degrees))
+    model = made(partial(reference, 5, vocab_size=4096))
+    anatomy = examined(model, plan, None, None, None)
+    ranks = find_ranks(plan, device_mesh(plan), None)
+    with record() as recording:
+        materials = Materials(model, ranks.device, seed=7, init=None)
+        pipeline = assemble(materials, anatomy, plan, ranks, loss=next_token_loss, autocast=None, share=4)
+    alone = Materials(model, ranks.device, seed=7, init=None)
+    (place,) = places(Layout.even(5, pp=1))
+    chunk = make_chunk(alone, place, anatomy)
+    alone.fill(chunk.model, chunk.full_names)
+    expected = dict(chunk.model.named_parameters())
+    own = pipeline.named_parameters()
+    return {
+        "differ": [name for name, one in own.items() if not torch.equal(whole(one), expected[name])],
+        "held": sum(_local(one).nbytes for one in own.values()),
+        "peak": peaks_of(recording.ledger).held,
+        "largest": max(one.nbytes for one in expected.values()),
+    }
+
+
+STARTS: dict[str, Callable[[], Any]] = {
+    "tp and fsdp": partial(start, [5], "1f1b", tp=2, dp=2, zero=3),
+    "stages and tp": partial(start, [2, 3], "1f1b", tp=2, sequence_parallel=True),
+    "stages and fsdp": partial(start, [[1, 1], [2, 1]], "zbv", dp=2, zero=2),
+}
+for name, run in STARTS.items():
+    add(4, f"starts {name}", run)
 
 
 def refused_division(make: Callable[[], Any], table: Any, schedule: str, **degrees: Any) -> str:

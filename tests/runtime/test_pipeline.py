@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.processes import together
 from tests.runtime import ranks
-from tests.runtime.cases import DIVIDED, DIVIDED_PEAKS, EXACT
+from tests.runtime.cases import DIVIDED, DIVIDED_PEAKS, EXACT, STARTS
 
 pytestmark = pytest.mark.slow
 LIMIT = 400
@@ -140,6 +140,13 @@ def test_stages_may_be_divided_further(four, name):
     whole = 96 * 32 * 2 + 32 + 5 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32)
     held = sum(result["held"] for result in results)
     assert whole <= held < 1.1 * whole  # norms are whole on every rank of tensor parallelism
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_divided_chunks_begin_as_the_whole_model_would_and_are_never_whole(four, name):
+    for found in of_case(four, f"starts {name}"):
+        assert found["differ"] == []
+        assert found["held"] < found["peak"] <= found["held"] + found["largest"] + 2**15
 
 
 @pytest.mark.parametrize(

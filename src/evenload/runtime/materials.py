@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from evenload.errors import EvenloadError
 from evenload.runtime._torch_private import without_fake_tensors
@@ -134,10 +134,9 @@ class Materials:
         """What this rank holds of a tensor that is divided as a parameter is."""
         if not isinstance(like, DTensor):
             return whole
-        divided = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
-        local = divided.to_local()
+        local = _own(whole, like)
         if local.untyped_storage().nbytes() > local.nbytes:  # a view, which would keep the whole
-            local = local.clone()
+            local = local.clone(memory_format=torch.contiguous_format)
         return _divided(local, like)
 
 
@@ -170,6 +169,18 @@ class Shapes(Materials):
             return torch.empty(whole.shape, dtype=whole.dtype, device="cpu")
         local = like.to_local()
         return _divided(torch.empty(local.shape, dtype=local.dtype, device="cpu"), like)
+
+
+def _own(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """This rank's part of a tensor, as a view: the innermost ranks divide it first, because FSDP2 comes last."""
+    mesh, own = like.device_mesh, whole
+    for dimension in reversed(range(mesh.ndim)):
+        placement: Any = like.placements[dimension]
+        if not placement.is_replicate():
+            pieces = own.chunk(mesh.size(dimension), placement.dim)
+            number = mesh.get_local_rank(dimension)
+            own = pieces[number] if number < len(pieces) else own.narrow(placement.dim, 0, 0)
+    return own
 
 
 def _divided(local: torch.Tensor, like: DTensor) -> DTensor:

@@ -322,9 +322,10 @@ def _check_tied(anatomy: Anatomy, every: Sequence[Place], plan: Plan) -> None:
     divided = plan.setup.tp > 1 or plan.setup.dp > 1
     if divided and anatomy.tied and len(every) > 1 and every[0].rank == every[-1].rank:
         raise EvenloadError(
-            f"{anatomy.tied[0][0]} is used at both ends of the model, which {plan.schedule} puts on one rank",
+            f"{anatomy.tied[0][0]} is used at both ends of the model, which {plan.schedule} puts on one rank: dividing "
+            "them by tp or dp would make two parameters of it",
             where="$.schedule",
-            fix="use interleaved_1f1b, tp 1 and dp 1, or a model whose embeddings are not tied",
+            fix="use interleaved_1f1b, or tp 1 and dp 1, or a model whose embeddings are not tied",
         )
 
 

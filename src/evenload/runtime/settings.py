@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -148,4 +149,4 @@ def names() -> tuple[str, ...]:
 
 
 def _beside(name: str, directory: Path) -> str:
-    return str(directory / name)
+    return os.path.normpath(directory / name)
