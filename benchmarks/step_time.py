@@ -2,9 +2,9 @@
 
     python benchmarks/step_time.py --repeats 3
 
-Two gloo ranks with one thread each. Every repeat measures the layers anew, in both processes at once, and then runs every
-row; what other programs do to the machine in the meantime is in the range that is shown. Steps are timed as `evenload train`
-times them: the median of all but the first few.
+Two gloo ranks with one thread each. Every repeat measures the layers anew, in both processes at once, and then runs
+every row; what other programs do to the machine in the meantime is in the range that is shown. Steps are timed as
+`evenload train` times them: the median of all but the first few.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ LAYOUTS = {
     "1f1b": ([4, 4],),
     "1f1b, uneven": ([5, 3],),
     "interleaved_1f1b": ([2, 2], [2, 2]),
-    "looped_bfs": ([2, 2], [2, 2]),
 }
 POLICIES = {"nothing": Recompute.NONE, "select": Recompute.SELECT, "full": Recompute.FULL}
 
@@ -98,10 +97,9 @@ def rank(number: int, folder: str, repeats: int, steps: int, rounds: int) -> Non
     distributed.init_process_group("gloo", rank=number, world_size=RANKS, store=store)
     found: dict[tuple[str, str], list[StepTime]] = {row: [] for row in plans()}
     for _ in range(repeats):
-        measured = [profile_here(CONFIG, "reference", SETUP, SETTINGS, rounds=rounds)]
-        distributed.broadcast_object_list(measured)
+        measured = profile_here(CONFIG, "reference", SETUP, SETTINGS, rounds=rounds)
         for row, plan in plans().items():
-            predicted = predicted_step(measured[0], plan, SETTINGS, own=False)
+            predicted = predicted_step(measured, plan, SETTINGS, own=False)
             found[row].append(run(plan, predicted, steps))
     if number == 0:
         print("| schedule | recomputed | predicted (ms) | measured | difference, median | of single repeats |")

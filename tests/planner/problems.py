@@ -214,7 +214,8 @@ def _chunk_options(problem, chunk, start, end, expressible):
             choice in profile.kind(kind).choices for choice, kind in zip(row, profile.blocks[start:end], strict=True)
         ):
             costs = [profile.kind(kind).cost(policy) for kind, policy in zip(kinds, policies, strict=True)]
-            found.add(_sum(costs))
+            forward, backward, *memory = _sum(costs)
+            found.add((forward + profile.chunk_forward, backward + profile.chunk_backward, *memory))
     return sorted(found)
 
 

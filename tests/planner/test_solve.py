@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from tests.planner.problems import BY_ID, INSTANCES, of_instance, optimum, problem_of, random_model, random_table
@@ -82,6 +83,16 @@ def test_200_random_small_tables_are_solved_to_the_optimum_and_never_bounded_abo
         case = random_table(seed)
         step_time, bound = best_of(case)
         best = optimum(problem_of(case))
+        assert step_time == pytest.approx(best, rel=1e-9), seed
+        assert bound <= best * (1 + 1e-12), seed
+
+
+def test_what_every_chunk_takes_beside_its_layers_is_planned_with():
+    for seed in range(12):
+        profile, setup, limit = random_table(seed, layers=(4, 8), stages=(2, 3))
+        profile = replace(profile, chunk_forward=3.0, chunk_backward=5.0)
+        step_time, bound = best_of((profile, setup, limit))
+        best = optimum(problem_of((profile, setup, limit)))
         assert step_time == pytest.approx(best, rel=1e-9), seed
         assert bound <= best * (1 + 1e-12), seed
 

@@ -37,11 +37,11 @@ def test_the_first_steps_do_not_count():
 
 
 def test_an_accumulated_step_updates_once():
-    once = predicted_step(measured(), PLAN, RUN, own=False)
-    assert once == simulate(measured().profile(PLAN.setup), PLAN).step_time
+    timeline = simulate(measured().profile(PLAN.setup), PLAN)
     update = 2 * 0.001 + 3 * 0.003
-    twice = predicted_step(measured(), PLAN, replace(RUN, accumulation=2), own=False)
-    assert twice == pytest.approx(2 * once - update)
+    for parts in (1, 2):
+        found = predicted_step(measured(), PLAN, replace(RUN, accumulation=parts), own=False)
+        assert found == pytest.approx(parts * timeline.step_time + update)
 
 
 @pytest.mark.parametrize(

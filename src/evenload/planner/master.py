@@ -60,8 +60,7 @@ class Master:
         forwards, backwards = path.forward.ravel(), path.backward.ravel()
         work = forwards[chunk] * self._forward + backwards[chunk] * self._backward
         fixed = path.transfers * problem.profile.transfer_time
-        for place, end in ((0, problem.before), (-1, problem.after)):
-            fixed += forwards[place] * end.forward + backwards[place] * end.backward
+        fixed += float(forwards @ problem.fixed[0] + backwards @ problem.fixed[1])
         used = np.flatnonzero(work)
         self._solver.add(
             [
@@ -122,8 +121,7 @@ class Master:
         mine = np.flatnonzero(columns.chunk % problem.pp == stage)
         row = columns.chunk[mine] // problem.pp
         weights = half.weights[row] * self._backward[mine] + half.layers[row, columns.kind[mine]]
-        fixed = half.weights[0] * problem.before.backward if stage == 0 else 0.0
-        fixed += half.weights[-1] * problem.after.backward if stage == problem.pp - 1 else 0.0
+        fixed = float(half.weights @ problem.fixed[1][stage :: problem.pp])
         scale = SCALE / max(float(np.abs(weights).max()), 1e-300) / 100
         self._solver.add(
             [Row(columns=mine.tolist(), coefficients=(weights * scale).tolist(), lower=(half.least - fixed) * scale)]
@@ -143,10 +141,8 @@ class Master:
         problem = self.problem
         counts = values[: len(self._columns.counts)]
         times: list[Floats] = []
-        for name, cost in (("forward", self._forward), ("backward", self._backward)):
-            flat = np.bincount(self._columns.chunk, weights=counts * cost, minlength=problem.chunks)
-            flat[0] += getattr(problem.before, name)
-            flat[-1] += getattr(problem.after, name)
+        for fixed, cost in zip(problem.fixed, (self._forward, self._backward), strict=True):
+            flat = fixed + np.bincount(self._columns.chunk, weights=counts * cost, minlength=problem.chunks)
             times.append(np.maximum(flat, 0.0).reshape(problem.interleave, problem.pp))
         return times[0], times[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -21,6 +21,7 @@ from evenload.planner.costs import (
     FULL,
     SELECT,
     EndCosts,
+    Floats,
     Ints,
     KindCosts,
     choice_policies,
@@ -112,6 +113,24 @@ class Problem:
     def after(self) -> EndCosts:
         """Layers after the blocks."""
         return EndCosts.of(self.profile, self.profile.last)
+
+    def ahead(self, chunk: int) -> EndCosts:
+        """What runs in a chunk, counted in layer order, before its blocks: what any takes, and layers before all."""
+        before = self.before if chunk == 0 else EndCosts()
+        return replace(
+            before,
+            forward=before.forward + self.profile.chunk_forward,
+            backward=before.backward + self.profile.chunk_backward,
+        )
+
+    @cached_property
+    def fixed(self) -> tuple[Floats, Floats]:
+        """Forward and backward time of every chunk without its blocks, [chunk in layer order]."""
+        forward = np.array([self.ahead(chunk).forward for chunk in range(self.chunks)])
+        backward = np.array([self.ahead(chunk).backward for chunk in range(self.chunks)])
+        forward[-1] += self.after.forward
+        backward[-1] += self.after.backward
+        return forward, backward
 
     @cached_property
     def least(self) -> Counts:

@@ -146,7 +146,7 @@ class Ranks:
         kinds: list[int] = np.frombuffer(content, dtype=self._kinds.dtype).tolist()
         return chunk_options(
             [self.problem.costs[kind] for kind in kinds],
-            self.problem.before if chunk == 0 else EndCosts(),
+            self.problem.ahead(chunk),
             self.problem.after if chunk == self.problem.chunks - 1 else EndCosts(),
         )
 

@@ -21,6 +21,7 @@ def timeline_answer(timeline: Timeline, *, limit: float | None = None) -> dict[s
     answer: dict[str, Any] = {
         "schedule": timeline.schedule,
         "step_time": timeline.step_time,
+        "update": timeline.update,
         "bubble": {
             "ideal": bubble.ideal,
             "imbalance": bubble.imbalance,
@@ -86,8 +87,9 @@ def _step(timeline: Timeline) -> str:
     }
     split = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
     time = time_of(timeline)
+    after = f", then {time(timeline.update)} of the optimizer" if timeline.update else ""
     return (
-        f"{head}\nstep    {time(timeline.step_time)} = work {time(work)} + bubble {100 * bubble.real:.1f} %\n"
+        f"{head}\nstep    {time(timeline.step_time)} = work {time(work)} + bubble {100 * bubble.real:.1f} %{after}\n"
         f"bubble  {split} (of the work)"
     )
 

@@ -28,6 +28,7 @@ from evenload.recompute.trace_model import middle, trace_model
 from evenload.record.dryrun import preparing
 from evenload.runtime.anatomy import Anatomy, take_result
 from evenload.runtime.examine import examine
+from evenload.runtime.launch import agreed
 from evenload.runtime.materials import Materials
 from evenload.runtime.optimizer import make_optimizer
 from evenload.runtime.pipeline import made, next_token_loss
@@ -119,19 +120,10 @@ def measure(
     Raises:
         EvenloadError: the model cannot be cut into layers.
     """
-    model = made(make)
     autocast = _type(settings)
-    tokens = torch.zeros((setup.micro_batch, setup.seq), dtype=torch.int64)
-    with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
-        anatomy = examine(model, (tokens,), settings.layers)
-    if len(anatomy.layers) != len(traced.kinds):
-        raise EvenloadError(
-            f"a pipeline would deal {len(anatomy.layers)} layers, the trace has {len(traced.kinds)}",
-            where="--layers",
-            fix="name what holds the layers",
-        )
-    bench = _Bench(Materials(model, device, seed=settings.seed, init=None), anatomy, setup, device, settings)
-    subjects = list(_subjects(bench, traced))
+    with agreed():
+        bench = _bench(made(make), traced, setup, settings, device)
+        subjects = list(_subjects(bench, traced))
     samples: dict[tuple[str, LayerPolicy], list[tuple[float, float]]] = {one.key: [] for one in subjects}
     updates: dict[str, list[float]] = {one.kind: [] for one in subjects if one.optimizer is not None}
     with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
@@ -146,7 +138,20 @@ def measure(
                     if number >= WARM_UP:
                         updates[one.kind].append(spent)
             tell(number + 1)
-    return _times(_pooled(samples), _pooled(updates), _transfer(anatomy, device, rounds))
+    return _times(_pooled(samples), _pooled(updates), _transfer(bench.anatomy, device, rounds))
+
+
+def _bench(model: nn.Module, traced: TracedModel, setup: Setup, settings: RunSettings, device: torch.device) -> _Bench:
+    tokens, autocast = torch.zeros((setup.micro_batch, setup.seq), dtype=torch.int64), _type(settings)
+    with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
+        anatomy = examine(model, (tokens,), settings.layers)
+    if len(anatomy.layers) != len(traced.kinds):
+        raise EvenloadError(
+            f"a pipeline would deal {len(anatomy.layers)} layers, the trace has {len(traced.kinds)}",
+            where="--layers",
+            fix="name what holds the layers",
+        )
+    return _Bench(Materials(model, device, seed=settings.seed, init=None), anatomy, setup, device, settings)
 
 
 class _Bench:

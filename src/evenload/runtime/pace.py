@@ -97,8 +97,7 @@ def predicted_step(measured: Measured, plan: Plan, settings: RunSettings, *, own
         if run != then:
             raise EvenloadError(f"{name} is {run}, but the profile was measured with {then}", fix=fix)
     timeline = simulate(measured.profile(plan.setup, plan.policy), plan)
-    update = float(timeline.costs.update.max())
-    return settings.accumulation * (timeline.step_time - update) + update
+    return settings.accumulation * timeline.step_time + timeline.update
 
 
 def code_of(implementation: str) -> Code:

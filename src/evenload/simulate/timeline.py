@@ -75,8 +75,16 @@ class Timeline:
 
     @property
     def step_time(self) -> float:
-        """When the last action has ended, and after it the optimizer, which waits for the norm of all gradients."""
-        return float(self.end.max() + self.costs.update.max())
+        """When the last action ends."""
+        return float(self.end.max())
+
+    @property
+    def update(self) -> float:
+        """Time of the optimizer after that, on the rank where it takes longest; 0: the profile does not know.
+
+        It begins when all ranks are done: the norm of all gradients comes first.
+        """
+        return float(self.costs.update.max())
 
     @property
     def peak(self) -> tuple[float, ...]:
