@@ -117,3 +117,25 @@ def test_looking_leaves_the_program_as_it_was():
             assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_script_that_tells_its_steps_after_the_optimizer_has_no_step_too_many():
+    """The first step would end twice: with its optimizer, and where the script says so."""
+    model = torch.nn.Linear(64, 64)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train():
+        out = model(torch.randn(64, 64))
+        out.sum().backward()
+        sgd.step()
+        sgd.zero_grad()
+
+    with evenload.record(owners=True) as recording:
+        for _ in range(4):
+            train()
+            recording.step()
+    ledger = recording.ledger
+    begins = ledger.step_begins.tolist()
+    assert ledger.steps == 4
+    assert begins[2] - begins[1] == begins[3] - begins[2]  # nothing of the first step is left in the second
+    assert any(owner.chain.startswith("out (variable of ") for owner in ledger.owners)

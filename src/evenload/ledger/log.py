@@ -115,10 +115,15 @@ class Log:
         self._next = following
         return position
 
-    def mark(self, mark: Mark) -> None:
-        """Add a mark."""
+    def mark(self, mark: Mark) -> int:
+        """Add a mark and return its position."""
         tag = cells.MARK | mark.kind << cells.PHASE_SHIFT | (mark.micro_batch + 1) << cells.UPPER
-        self._cell(tag, mark.index, mark.time, mark.value, 0 if mark.text is None else self.string(mark.text) + 1)
+        text = 0 if mark.text is None else self.string(mark.text) + 1
+        return self._cell(tag, mark.index, mark.time, mark.value, text)
+
+    def move(self, position: int, index: int) -> None:
+        """Put a mark at a later event."""
+        self.words[position + 1] = index
 
     def host(self, line: HostLine) -> None:
         """Add the host line of a step."""
@@ -168,7 +173,7 @@ class Log:
     def _put(self, position: int, raw: bytes) -> None:
         self.words.cast("B")[position * 8 : position * 8 + len(raw)] = raw
 
-    def _cell(self, tag: int, *values: int) -> None:
+    def _cell(self, tag: int, *values: int) -> int:
         position = self._next
         if position + cells.WORDS >= len(self.words):
             self._grow()
@@ -176,6 +181,7 @@ class Log:
             self.words[position + offset] = value
         self.words[position] = tag
         self._next = position + cells.WORDS
+        return position
 
     def _text(self, tag: int, text: bytes) -> None:
         count = cells.text_cells(len(text))

@@ -201,8 +201,7 @@ class Recorder:
     def step(self) -> None:
         """Say that a training step has ended; without, steps end where an optimizer's do."""
         self._logged()
-        self.core.steps.told = True
-        self.core.steps.end()
+        self.core.steps.told_end()
 
     def ended_by(self, error: BaseException) -> None:
         """Note what ended the recorded code."""

@@ -38,9 +38,14 @@ class Steps:
         self._storages = storages
         self._clock: int | None = None
         self._due = False
+        self._just_ended = False
+        """Whether no forward has begun since an optimizer ended a step."""
+        self._position = 0
+        """Of the mark of the step that is running."""
 
     def forward_begins(self) -> None:
         """Forward begins, and with it the first step, or the next one if the optimizer stepped in backward."""
+        self._just_ended = False
         if self.number < 0:
             self._begin()
         elif self._due:
@@ -54,6 +59,17 @@ class Steps:
             return
         if in_backward:
             self._due = True
+        else:
+            self.end()
+            self._just_ended = True
+
+    def told_end(self) -> None:
+        """The script says that a step has ended; of the first, its optimizer may have said so too early."""
+        ended, self._just_ended = self._just_ended, False
+        first, self.told = not self.told, True
+        if first and ended:
+            self.begins[-1] = self._storages.settle()
+            self._log.move(self._position, self.begins[-1])
         else:
             self.end()
 
@@ -89,7 +105,7 @@ class Steps:
         self.begins.append(index)
         for call in self.began:
             call(self.begins)
-        self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
+        self._position = self._log.mark(Mark(kind=MarkKind.STEP, index=index, time=self._log.now(), value=self.number))
 
 
 def _reserved() -> int:
