@@ -138,6 +138,7 @@ def run(
     runs, notices = (
         _of_function(target, asked, flags) if function else _of_plan(target, asked, flags, one=out is not None)
     )
+    notices = tuple(dict.fromkeys((*notices, *(notice for answer in runs for notice in answer.notices))))
     warn(notices)
     if len(runs) > 1:
         say_json(ranks_as_json(runs) | {"warnings": notices}) if json else say(ranks_as_text(runs))

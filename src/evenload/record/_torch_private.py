@@ -89,6 +89,11 @@ body: Final[Callable[[torch.Tensor], int]] = attrgetter("_cdata")
 """What tells a tensor from every other living one, whatever Python object stands for it."""
 
 
+sparse_parts: Final[tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = (
+    methodcaller("_indices"),
+    methodcaller("_values"),
+)
+"""Indices and values of a sparse tensor, as they are."""
 has_symbols: Final[Callable[[torch.Tensor], bool]] = attrgetter("_has_symbolic_sizes_strides")
 """Whether sizes are unknowns of a compiler: such a tensor is no memory, and asking for its bytes raises."""
 
@@ -109,6 +114,11 @@ PROPAGATE: Final = "_propagate_tensor_meta_non_cached"
 flash_attention: Final[Any] = _find("ops.aten._scaled_dot_product_flash_attention")
 efficient_attention: Final[Any] = _find("ops.aten._scaled_dot_product_efficient_attention")
 math_attention: Final[Any] = _find("ops.aten._scaled_dot_product_attention_math")
+fused_rnn: Final[Any] = _find("ops.aten._cudnn_rnn.default")
+fused_rnn_backward: Final[Any] = _find("ops.aten._cudnn_rnn_backward.default")
+bag: Final[Any] = _find("ops.aten._embedding_bag.default")
+bag_forward_only: Final[Any] = _find("ops.aten._embedding_bag_forward_only.default")
+bag_backward: Final[Any] = _find("ops.aten._embedding_bag_backward.default")
 to_copy: Final[Any] = _find("ops.aten._to_copy.default")
 _DESTROY: Final = "_destroy"
 CONVERT: Final = "_apply"

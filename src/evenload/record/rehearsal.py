@@ -17,6 +17,7 @@ from evenload.ledger.ledger import Ledger, Metadata
 from evenload.ledger.log import Log
 from evenload.record._torch_private import FakeTensorMode
 from evenload.record.core import Core
+from evenload.record.kernels import Kernels
 from evenload.record.redirect import Redirect
 from evenload.record.steps import Steps
 from evenload.record.substitutes import substituted, substituted_in_libraries
@@ -81,6 +82,7 @@ class Rehearsal:
     def __enter__(self) -> Self:
         if self.fake is not None:
             self._stack.enter_context(self.fake)
+            self._stack.enter_context(Kernels(cpu=not self.target.accelerator))
         self._stack.enter_context(substituted(self.target, fake=self.fake is not None))
         if self._redirect:
             self._stack.enter_context(Redirect(self.target.kind))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from evenload.record._torch_private import (
 )
 from evenload.record.attention import attention
 from evenload.record.autocast import install
+from evenload.record.recurrent import NETWORKS, recurrent
 from evenload.record.targets import Target
 
 
@@ -37,7 +38,8 @@ def substituted(target: Target, *, fake: bool) -> Generator[None]:
         if target.accelerator:
             _fused_attention(stack)
             _foreach(stack)
-            if fake:  # what is on meta has no autocast, and is there to stay
+            if fake:  # what is on meta has no autocast nor such layers, and is there to stay
+                _recurrent_layers(stack)
                 _autocast(stack, target)
                 _moves(stack, target)
         yield
@@ -70,6 +72,19 @@ def _fused_attention(stack: ExitStack) -> None:
     stack.callback(take_away, library)
     for key in ("AutogradMeta", "AutogradCPU"):
         library.impl("scaled_dot_product_attention", chosen, key)
+
+
+def _recurrent_layers(stack: ExitStack) -> None:
+    library: Any = torch.library.Library("aten", "IMPL")
+    stack.callback(take_away, library)
+    for name in NETWORKS:
+        operator, fused = getattr(torch.ops.aten, name).input, recurrent(name)
+        library.impl(f"{name}.input", partial(_where_fake, fused, operator.decompose), "AutogradCPU")
+
+
+def _where_fake(on_fake: Any, really: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Call one function for fake tensors, and another for real ones, which are nobody's dry run."""
+    return (on_fake if isinstance(tensor, FakeTensor) else really)(tensor, *args, **kwargs)
 
 
 def _flex_attention(stack: ExitStack) -> None:

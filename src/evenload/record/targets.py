@@ -6,6 +6,7 @@ of the target is put in its place; every choice that does so is a row here, and 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,12 @@ class Workspace:
     """Inside PyTorch's allocator, so that `torch.cuda.max_memory_allocated` counts it."""
     note: str
     source: str
+    operators: tuple[str, ...] = ()
+    """What the names of the operators begin with whose kernels ask for it; empty: it does not take one."""
+
+    def asked_by(self, ran: Collection[str]) -> tuple[str, ...]:
+        """Operators that ask for it, out of those that ran."""
+        return tuple(sorted(name for name in ran if name.startswith(self.operators)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +70,12 @@ class Target:
     @property
     def workspaces(self) -> tuple[Workspace, ...]:
         """Rows of the table of what is not seen."""
-        return CUDA_WORKSPACES if self.kind == "cuda" else ()
+        return {"cuda": CUDA_WORKSPACES, "cpu": CPU_WORKSPACES}.get(self.kind, ())
+
+    def unseen(self, ran: Collection[str]) -> tuple[tuple[Workspace, tuple[str, ...]], ...]:
+        """Rows of that table that hold where some operators ran, and which of them each is about."""
+        asked = [(row, row.asked_by(ran)) for row in self.workspaces]
+        return tuple((row, names) for row, names in asked if names or not row.operators)
 
 
 KINDS: Final = ("cuda", "npu", "xpu", "cpu")
@@ -102,6 +114,13 @@ ACCELERATOR_CHOICES: Final = (
         here="refused: there is no fake backward of it on the CPU",
         effect="keeps its result and one fp32 number per row; block masks are not followed",
         source="torch/nn/attention/flex_attention.py",
+    ),
+    Choice(
+        operator="LSTM, GRU and RNN",
+        runs="one operator for all layers, cuDNN's on CUDA, which keeps what backward needs in a reserve of its own",
+        here="an operator for every layer and direction (LSTM), or one for every step (GRU, RNN)",
+        effect="no results of single gates, steps and layers; the reserve is a row of what is not seen",
+        source="aten/src/ATen/native/RNN.cpp: use_cudnn; aten/src/ATen/native/cudnn/RNN.cpp",
     ),
     Choice(
         operator="optimizers and gradient clipping with foreach=None",
@@ -166,6 +185,22 @@ CUDA_WORKSPACES: Final = (
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd",
     ),
     Workspace(
+        name="workspace of a convolution",
+        nbytes=None,
+        inside=True,
+        note="while one runs; its size follows from the algorithm that cuDNN takes",
+        source="aten/src/ATen/native/cudnn/Conv_v8.cpp: run_conv_plan",
+        operators=("aten.convolution",),
+    ),
+    Workspace(
+        name="reserve and workspace of recurrent layers",
+        nbytes=None,
+        inside=True,
+        note="the reserve stays until backward, so the real peak is higher; only cuDNN knows the size",
+        source="aten/src/ATen/native/cudnn/RNN.cpp: cudnnGetRNNTempSpaceSizes",
+        operators=("aten._cudnn_rnn",),
+    ),
+    Workspace(
         name="device context and loaded kernels",
         nbytes=None,
         inside=False,
@@ -181,3 +216,40 @@ CUDA_WORKSPACES: Final = (
     ),
 )
 """Memory on CUDA devices beside a dry run's."""
+
+CPU_WORKSPACES: Final = (
+    Workspace(
+        name="scratch of a convolution",
+        nbytes=None,
+        inside=True,
+        note="while one runs, copies in the layout of oneDNN: up to about what it reads and writes; for fp64 columns: "
+        "the image once for every element of the kernel",
+        source="aten/src/ATen/native/mkldnn/Conv.cpp, ConvolutionMM2d.cpp",
+        operators=("aten.convolution",),
+    ),
+    Workspace(
+        name="scratch of a layer of LSTM",
+        nbytes=None,
+        inside=True,
+        note="while one runs, weights in the layout of oneDNN and sums of gates: up to about what it reads and writes",
+        source="oneDNN, src/cpu/rnn/rnn_utils.cpp: set_offsets",
+        operators=("aten.mkldnn_rnn_layer",),
+    ),
+    Workspace(
+        name="scratch of resizing an image",
+        nbytes=None,
+        inside=True,
+        note="while it runs, what it reads and writes with the channels last",
+        source="aten/src/ATen/native/cpu/UpSampleKernel.cpp",
+        operators=("aten.upsample_", "aten._upsample_"),
+    ),
+    Workspace(
+        name="scratch of fused attention",
+        nbytes=None,
+        inside=True,
+        note="while it runs, blocks of scores for every thread",
+        source="aten/src/ATen/native/cpu/FlashAttentionKernel.cpp",
+        operators=("aten._scaled_dot_product_flash_attention_for_cpu",),
+    ),
+)
+"""Memory on the CPU beside a dry run's, as the samples of many operators show it; other kernels need a few KiB."""

@@ -6,10 +6,13 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
+from evenload.errors import Notice
 from evenload.ledger.curve import Peaks, by_category, curve, live, peaks, shares
 from evenload.ledger.ledger import Ledger
 from evenload.ledger.words import PHASES, Category, MarkKind
-from evenload.record.targets import Choice, Target
+from evenload.record.targets import Choice, Target, Workspace
 from evenload.report.table import columns
 from evenload.runtime.collectives import Collective, alike
 from evenload.units import human_bytes
@@ -36,6 +39,23 @@ class DryRun:
     def peaks(self) -> Peaks:
         """Needed and held peak."""
         return peaks(self.ledger)
+
+    @property
+    def unseen(self) -> tuple[tuple[Workspace, tuple[str, ...]], ...]:
+        """Rows of memory that no dry run sees, and the operators of this one that each is about."""
+        if self.ledger.metadata.origin != "dry run":
+            return ()
+        ran: list[int] = np.unique(self.ledger.allocations.operator).tolist()
+        return self.target.unseen({self.ledger.strings[number] for number in ran if number >= 0})
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What the user should know about this run."""
+        asking = sorted({name for _, names in self.unseen for name in names})
+        if not asking:
+            return self.ledger.notices
+        fact = f"the kernels of {', '.join(asking)} ask for memory that no dry run sees: the real peak may be higher"
+        return (*self.ledger.notices, Notice(fact=fact, fix='see the rows of "not seen", or run it: evenload track'))
 
     @property
     def fits(self) -> bool | None:
@@ -77,7 +97,8 @@ def as_json(run: DryRun) -> dict[str, Any]:
         "world": ledger.metadata.world,
         "not_seen": [
             {"name": row.name, "bytes": row.nbytes, "inside": row.inside, "note": row.note, "source": row.source}
-            for row in run.target.workspaces
+            | {"operators": list(names)}
+            for row, names in run.unseen
         ],
         "seconds": run.seconds,
     }
@@ -159,7 +180,7 @@ def _at_the_peak(run: DryRun) -> str:
 def _not_seen(run: DryRun) -> str:
     rows = [
         [row.name, human_bytes(row.nbytes) if row.nbytes is not None else "", row.note, row.source]
-        for row in run.target.workspaces
+        for row, _ in run.unseen
     ]
     return columns(["not seen, comes on top", "", "", "source"], rows, left={0, 2, 3}) if rows else ""
 
