@@ -24,7 +24,8 @@ from evenload.record._torch_private import (
 )
 
 _aten: Final[Any] = torch.ops.aten
-_sparse_tensor: Final[Any] = torch.sparse_coo_tensor
+_torch: Final[Any] = torch
+"""The same, where PyTorch does not say what its functions take."""
 _PAGE: Final = 4096
 _FP32: Final = 4
 
@@ -100,7 +101,7 @@ def _reduced_loss(func: Any, input: torch.Tensor, target: torch.Tensor, *args: A
     result = func(input, target, *args, **kwargs)
     if result.dim() or not isinstance(result, torch.Tensor):
         return result
-    return _sized(result, _bytes(torch.broadcast_shapes(input.shape, target.shape), result))
+    return _sized(result, _bytes(_torch.broadcast_shapes(input.shape, target.shape), result))
 
 
 def _like_input(func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
@@ -160,7 +161,7 @@ def _bag_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
     grad, indices = named["grad"], named["indices"]
     shape = (int(named["num_weights"]), grad.shape[-1])
     values = grad.new_empty(indices.numel(), grad.shape[-1])
-    return _sparse_tensor(indices.view(1, -1), values, shape, check_invariants=False)
+    return _torch.sparse_coo_tensor(indices.view(1, -1), values, shape, check_invariants=False)
 
 
 def _clone(func: Any, tensor: torch.Tensor, **kwargs: Any) -> Any:
@@ -168,7 +169,7 @@ def _clone(func: Any, tensor: torch.Tensor, **kwargs: Any) -> Any:
     if tensor.layout is not torch.sparse_coo:
         return func(tensor, **kwargs)
     indices, values = (torch.empty_like(part(tensor)) for part in sparse_parts)
-    return _sparse_tensor(indices, values, tensor.shape, check_invariants=False)
+    return _torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
 
 
 def _fused_rnn(func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, Notice
 from evenload.ledger.ledger import Ledger, Mark
 from evenload.ledger.words import MarkKind
 from evenload.record.dedup import expand
 from evenload.record.failures import explained
 from evenload.record.layers import Layers, find_layers, only, recompute_layers, repeated_layers
 from evenload.record.rehearsal import Rehearsal
+from evenload.record.substitutes import substituted_in_libraries
 from evenload.record.training import Training
+from evenload.record.walk import Walk, odd_layer, walk
 from evenload.simulate.composition import Reduction, reduction
 
 
@@ -56,13 +59,13 @@ def record_steps(
     Raises:
         EvenloadError: there is no list of layers at the path, or the code that runs fails.
     """
+    notices: tuple[Notice, ...] = ()
     if not full:
         with rehearsal() as place, explained(place):
             prepared = prepare(place)
             found = _found(prepared, layers)
-            reduced = None if found is None else _reduced(found, prepared)
-            if found is not None and reduced is not None and reduced.reduces and not prepared.whole:
-                ledger = _few(place, prepared, found, reduced, steps)
+            if found is not None and not prepared.whole:
+                ledger, notices = _composed(place, prepared, found, steps)
                 if ledger is not None:
                     return ledger
     with rehearsal() as place, explained(place):
@@ -70,11 +73,28 @@ def record_steps(
         if prepared.recompute:
             recompute_layers(find_layers(prepared.model, layers), prepared.recompute)
         _record(place, prepared, steps)
-    return place.ledger
+    return replace(place.ledger, notices=(*place.ledger.notices, *notices))
+
+
+def _composed(
+    place: Rehearsal, prepared: Prepared, found: Layers, steps: int
+) -> tuple[Ledger | None, tuple[Notice, ...]]:
+    """The ledger of all layers from a run of few, or None where that is not possible and why, where it surprises."""
+    kinds = [(kind, number in prepared.recompute) for number, kind in enumerate(found.kinds)]
+    reduced = reduction(kinds)
+    ledger = _few(place, prepared, found, reduced, steps) if reduced.reduces else None
+    if ledger is None:
+        return None, ()
+    surprise = _surprise(place, prepared, found, kinds, reduced)
+    if surprise is not None:
+        return None, (surprise,)
+    if prepared.reduced is not None:
+        prepared.reduced(found.path, reduced)
+    return ledger, ()
 
 
 def _few(place: Rehearsal, prepared: Prepared, found: Layers, reduced: Reduction, steps: int) -> Ledger | None:
-    """The ledger of all layers from a run of few of them; None where that is not possible."""
+    """The ledger of all layers from a run of few of them; None where they turn out not to be alike."""
     recompute_layers(found, prepared.recompute)
     try:
         with explained(place), only(prepared.model, found, reduced.traced):
@@ -82,20 +102,43 @@ def _few(place: Rehearsal, prepared: Prepared, found: Layers, reduced: Reduction
         whole = expand(place.ledger, found.path, reduced)
     except EvenloadError:
         return None
-    if prepared.reduced is not None:
-        prepared.reduced(found.path, reduced)
     text = f"traced layers {', '.join(map(str, reduced.traced))} of {len(reduced.source)}"
     note = Mark(kind=MarkKind.NOTE, index=0, time=0, text=text)
     return replace(whole, marks=(note, *whole.marks))
 
 
+def _surprise(
+    place: Rehearsal, prepared: Prepared, found: Layers, kinds: Sequence[object], reduced: Reduction
+) -> Notice | None:
+    """What the model does beside its layers that the run of few does not show; None: nothing.
+
+    Forwards come after the run, and once for nothing: what a model makes when it first runs is there by then, and
+    what backward would have put away (FSDP's gathered parameters) is there every time.
+    """
+
+    def walked(numbers: Sequence[int]) -> Walk:
+        optimizer = prepared.optimizer(prepared.model) if prepared.training.own is not None else None
+        step = partial(prepared.training.step, prepared.model, optimizer)
+        return walk(found, [kinds[number] for number in numbers], step)
+
+    try:
+        with substituted_in_libraries(place.target):
+            with only(prepared.model, found, reduced.traced):
+                walked(reduced.traced)
+            full = walked(range(len(kinds)))
+            with only(prepared.model, found, reduced.traced):
+                few = walked(reduced.traced)
+    except Exception as error:  # noqa: BLE001  # whatever the user's code raises where its layers only return
+        return Notice(fact=f"all layers ran, because the model does not run without them: {type(error).__name__}")
+    odd = odd_layer(reduced, few, full)
+    if odd is None:
+        return None
+    return Notice(fact=f"all layers ran, because the model treats layer {odd} in another way than layers like it")
+
+
 def _found(prepared: Prepared, path: str | None) -> Layers | None:
     """The repeated layers; None where there are none and nobody asked for them."""
     return repeated_layers(prepared.model) if path is None else find_layers(prepared.model, path)
-
-
-def _reduced(found: Layers, prepared: Prepared) -> Reduction:
-    return reduction([(kind, number in prepared.recompute) for number, kind in enumerate(found.kinds)])
 
 
 def _record(place: Rehearsal, prepared: Prepared, steps: int) -> None:
