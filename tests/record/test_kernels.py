@@ -50,6 +50,27 @@ def indices():
     return torch.zeros(40, dtype=torch.int64), torch.arange(0, 40, 10)
 
 
+def turned(*shape):
+    """Numbers that lie in memory in another order than that of their dimensions."""
+    return lambda: (torch.zeros(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2),)
+
+
+def mixed(layer):
+    """A layer with fp32 weights after a product of 16-bit numbers, as under autocast."""
+    return lambda: nn.Sequential(nn.Linear(16, 16), Applied(nn.Identity(), torch.Tensor.bfloat16), layer())
+
+
+class Turning(nn.Module):
+    """A layer between products, whose input lies in another order."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.before, self.function, self.after = nn.Linear(16, 8), function, nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.after(self.function(self.before(x).transpose(-1, -2)))
+
+
 IMAGE = rows(2, 3, 12, 12)
 CASES = {
     "LSTM": (lambda: nn.LSTM(64, 96), sequence()),
@@ -69,6 +90,21 @@ CASES = {
     "sparse gradients of bags": (bags(mode="sum", sparse=True), indices),
     "sparse gradients": (lambda: nn.Embedding(50, 16, sparse=True), lambda: indices()[:1]),
     "statistics of the input": (lambda: nn.BatchNorm1d(3), rows(4, 3, 50)),
+    "layer norm in two types": (mixed(lambda: nn.LayerNorm(16)), rows(4, 8, 16)),
+    "layer norm in two types without a bias": (mixed(lambda: nn.LayerNorm(16, bias=False)), rows(4, 8, 16)),
+    "group norm in two types": (mixed(lambda: nn.GroupNorm(2, 8)), rows(4, 8, 16)),
+    "batch norm in two types": (mixed(lambda: nn.BatchNorm1d(8)), rows(4, 8, 16)),
+    "layer norm, turned": (lambda: Turning(nn.LayerNorm(16)), rows(4, 16, 16)),
+    "batch norm, turned": (lambda: Turning(nn.BatchNorm1d(8)), rows(4, 16, 16)),
+    "softplus, turned": (lambda: Turning(nn.functional.softplus), rows(4, 16, 16)),
+    "softmax, turned": (lambda: Turning(lambda x: x.log_softmax(-1)), rows(4, 16, 16)),
+    "dropout, turned": (lambda: Turning(nn.Dropout(0.5)), rows(4, 16, 16)),
+    "sigmoid, turned": (lambda: Turning(nn.functional.logsigmoid), rows(4, 16, 16)),
+    "powers, turned": (lambda: Turning(lambda x: 2**x), rows(4, 16, 16)),
+    "squares of what is turned": (
+        lambda: Applied(Turning(nn.Identity()), lambda x: nn.functional.mse_loss(x, x.detach() + 1)),
+        turned(4, 16, 16),
+    ),
     "squares": (loss_of(nn.MSELoss()), rows(8, 16)),
     "squares, summed": (loss_of(nn.MSELoss(reduction="sum")), rows(8, 16)),
     "smooth distances": (loss_of(nn.SmoothL1Loss()), rows(8, 16)),
@@ -93,6 +129,7 @@ def dry(build, inputs, device="cpu"):
     return evenload.dryrun(build, step, device=device, inputs=inputs)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", CASES)
 def test_the_dry_run_is_the_real_run_event_for_event(name):
     build, inputs = CASES[name]
@@ -120,6 +157,14 @@ def test_what_an_lstm_keeps_is_the_workspace_of_its_kernel(steps, batch, width, 
     assert workspace.nbytes == onednn_lstm_workspace(
         steps=steps, batch=batch, width=width, hidden=hidden, size=dtype.itemsize
     )
+
+
+def test_statistics_of_16_bit_numbers_are_fp32_on_an_accelerator():
+    ledger = dry(lambda: nn.LayerNorm(16, dtype=torch.bfloat16), lambda: (torch.zeros(4, 8, 16).bfloat16(),), "cuda")
+    made = ledger.allocations.nbytes[
+        [ledger.operator(row) == "aten.native_layer_norm" for row in range(len(ledger.allocations))]
+    ]
+    assert made.tolist() == 2 * [4 * 8 * 16 * 2, 4 * 8 * 4, 4 * 8 * 4]
 
 
 def test_without_gradients_an_lstm_keeps_no_workspace():

@@ -116,6 +116,7 @@ efficient_attention: Final[Any] = _find("ops.aten._scaled_dot_product_efficient_
 math_attention: Final[Any] = _find("ops.aten._scaled_dot_product_attention_math")
 fused_rnn: Final[Any] = _find("ops.aten._cudnn_rnn.default")
 fused_rnn_backward: Final[Any] = _find("ops.aten._cudnn_rnn_backward.default")
+log_softmax_backward: Final[Any] = _find("ops.aten._log_softmax_backward_data.default")
 bag: Final[Any] = _find("ops.aten._embedding_bag.default")
 bag_forward_only: Final[Any] = _find("ops.aten._embedding_bag_forward_only.default")
 bag_backward: Final[Any] = _find("ops.aten._embedding_bag_backward.default")

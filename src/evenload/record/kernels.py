@@ -20,6 +20,7 @@ from evenload.record._torch_private import (
     bag_forward_only,
     fused_rnn,
     fused_rnn_backward,
+    log_softmax_backward,
     sparse_parts,
 )
 
@@ -113,6 +114,55 @@ def _masked_gradients(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Gradients of a normalization, of which the fake operator makes one too many where the input needs none."""
     mask = _named(func, args, kwargs)["output_mask"]
     return tuple(one if wanted else None for one, wanted in zip(func(*args, **kwargs), mask, strict=True))
+
+
+def _contiguous(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A result, the first of several, that lies in order, which a fake operator lays out as the input."""
+    result = func(*args, **kwargs)
+    if isinstance(result, torch.Tensor):
+        return _in_order(result)
+    return (_in_order(result[0]), *result[1:])
+
+
+def _in_order(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor if tensor is None or tensor.is_contiguous() else tensor.new_empty(tensor.shape)
+
+
+def _elementwise(func: Any, one: torch.Tensor, other: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A result laid out as a product of the arguments, which a fake operator lays out in order."""
+    result = func(one, other, *args, **kwargs)
+    strides = _aten.mul.Tensor(one, other).stride()
+    return result if result.stride() == strides else result.new_empty_strided(result.shape, strides)
+
+
+def _statistics(func: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A normalization of 16-bit numbers with fp32 weights, whose means and deviations are fp32."""
+    result, *statistics = func(inputs, *args, **kwargs)
+    named = _named(func, (inputs, *args), kwargs)
+    weights = [one for one in (named["weight"], named["bias"]) if one is not None]
+    return (result, *(_of_type(one, weights[0].dtype if weights else inputs.dtype) for one in statistics))
+
+
+def _batch_norm(func: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Such a one whose result lies in order."""
+    result, *statistics = _statistics(func, inputs, *args, **kwargs)
+    return (_in_order(result), *statistics)
+
+
+def _of_input(func: Any, grad: torch.Tensor, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Gradients of a normalization, the first of which is of the type of the input."""
+    gradient, *others = func(grad, inputs, *args, **kwargs)
+    return (None if gradient is None else _of_type(gradient, inputs.dtype), *others)
+
+
+def _fp32_statistics(func: Any, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A normalization whose means and deviations are as exact as the sums that they come from."""
+    result, *statistics = func(inputs, *args, **kwargs)
+    return (result, *(_of_type(one, torch.promote_types(inputs.dtype, torch.float32)) for one in statistics))
+
+
+def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tensor.new_empty(tensor.shape, dtype=dtype)
 
 
 def _lstm(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,6 +259,22 @@ ANYWHERE: Final[dict[Any, Rule]] = {
     _aten.batch_norm_backward.default: _masked_gradients,
     bag_backward: _bag_backward,
     _aten.clone.default: _clone,
+    _aten.native_layer_norm_backward.default: _contiguous,
+    _aten.mse_loss_backward.default: _contiguous,
+    _aten.smooth_l1_loss_backward.default: _contiguous,
+    _aten.huber_loss_backward.default: _contiguous,
+    _aten.softplus_backward.default: _elementwise,
+    _aten.native_dropout_backward.default: _elementwise,
+    _aten.copysign.Tensor: _elementwise,
+    _aten.div.Tensor_mode: _elementwise,
+    _aten.floor_divide.default: _elementwise,
+    _aten.logaddexp.default: _elementwise,
+    _aten.logical_and.default: _elementwise,
+    _aten.logical_or.default: _elementwise,
+    _aten.logical_xor.default: _elementwise,
+    _aten.heaviside.default: _elementwise,
+    _aten.native_group_norm.default: _statistics,
+    _aten.native_group_norm_backward.default: _of_input,
 }
 """Operators whose kernels for all devices do the same."""
 ON_CPU: Final[dict[Any, Rule]] = {
@@ -216,8 +282,15 @@ ON_CPU: Final[dict[Any, Rule]] = {
     _aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
     bag: _bag,
     bag_forward_only: _bag_forward_only,
+    _aten.native_layer_norm.default: _statistics,
+    log_softmax_backward: _contiguous,
+    _aten.log_sigmoid_forward.default: _contiguous,
+    _aten.native_batch_norm.default: _batch_norm,
+    _aten.pow.Scalar: _contiguous,
 }
 ON_ACCELERATORS: Final[dict[Any, Rule]] = {
     fused_rnn: _fused_rnn,
     fused_rnn_backward: _fused_rnn_backward,
+    _aten.native_layer_norm.default: _fp32_statistics,
+    _aten.native_batch_norm.default: _fp32_statistics,
 }
