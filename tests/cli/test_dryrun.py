@@ -35,6 +35,9 @@ def build():
 def with_inputs():
     return build(), torch.empty(2, 3, 32, 32)
 
+def with_step():
+    return build(), step
+
 def step(model, optimizer):
     nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.zeros(4, dtype=torch.int64)).backward()
     optimizer.step()
@@ -167,6 +170,12 @@ def test_a_function_of_the_user_is_run_with_shapes_a_step_or_its_own_inputs(caps
     assert stepped["categories"]["optimizer state"] > 2 * 4 * 8 * 30 * 30 * 10
 
 
+def test_kernels_whose_scratch_is_not_seen_are_named_in_a_warning(capsys, program):
+    said = answer(capsys, f"{program}:with_inputs", "--device", "cpu")
+    assert "aten.convolution, aten.convolution_backward ask for memory" in said["warnings"][0]["fact"]
+    assert [row["name"] for row in said["not_seen"]] == ["scratch of a convolution"]
+
+
 def test_a_language_model_of_a_function_is_the_one_of_its_configuration(capsys, program, config):
     built = answer(capsys, f"{program}:language", "--seq", "128")
     read = answer(capsys, config, "--seq", "128", "--dtype", "fp32")
@@ -219,6 +228,15 @@ def test_the_exit_code_is_the_answer(capsys, config):
         (["{program}:build", "--step", "{program}:step", "--micro-batches", "2"], "--micro-batches says nothing"),
         (["{program}:build", "--step", "{program}:step", "--autocast", "bf16"], "--autocast says nothing beside"),
         (["{program}:build", "--step", "{program}:step", "--input", "2x3x32x32"], "--input says nothing beside"),
+        (
+            ["{program}:with_inputs", "--input", "4x3x32x32"],
+            "returns inputs of its own beside the model, and inputs= (--i",
+        ),
+        (["{program}:with_inputs", "--seq", "128"], "returns inputs of its own"),
+        (
+            ["{program}:with_step", "--step", "{program}:step"],
+            "returns step of its own beside the model, and step= (--s",
+        ),
         (["{program}:with_inputs", "--adamw", "loop", "--optimizer", "sgd"], "the optimizer is sgd"),
         (["{program}:language", "--full", "--layers", "model.layers"], "leave one out"),
         (["{program}:with_inputs", "--memory", "5"], "less than any device has"),

@@ -166,6 +166,17 @@ def test_a_snapshot_of_several_devices_and_a_table_are_read(run, tmp_path):
     assert run(path, "--device", 5)[0] == 2
 
 
+def test_a_device_is_refused_where_there_are_none_to_choose_among(run, tmp_path):
+    path, samples = tmp_path / "run.ledger", tmp_path / "samples.json"
+    write_ledger(path, step())
+    samples.write_text(json.dumps({"MiB": [49258, 61558, 76124]}))
+    for file in (path, samples):
+        code, out, err = run(file, "--device", 0)
+        assert (code, out) == (2, "")
+        assert "--device: --device chooses among the devices of a snapshot" in err
+        assert "leave --device out" in err
+
+
 def test_traces_and_tables_are_written_and_not_overwritten(run, tmp_path):
     path = tmp_path / "run.ledger"
     write_ledger(path, step())

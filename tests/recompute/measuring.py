@@ -17,6 +17,14 @@ def gradients(module: torch.nn.Module) -> list[torch.Tensor | None]:
     return [None if one.grad is None else one.grad.detach().clone() for one in module.parameters()]
 
 
+def backward(model: torch.nn.Module, forward: Callable[[], torch.Tensor]) -> list[torch.Tensor | None]:
+    """Gradients of one forward and backward, with the same random numbers every time."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    forward().backward()
+    return gradients(model)
+
+
 def same(ours: list[torch.Tensor | None], theirs: list[torch.Tensor | None]) -> bool:
     """Whether two lists of gradients are equal to the bit."""
     pairs = zip(ours, theirs, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.recompute import blocks
-from tests.recompute.measuring import Operators, allocated, gradients, same
+from tests.recompute.measuring import Operators, allocated, backward, same
 from tests.recompute.models import FAMILIES, toy
 
 from evenload.plan.policy import LayerPolicy
@@ -21,13 +21,6 @@ MODELS = {
     "bf16": lambda: FAMILIES["llama"](dtype=torch.bfloat16),
     "mixtral": FAMILIES["mixtral"],
 }
-
-
-def backward(model, forward):
-    model.zero_grad()
-    torch.manual_seed(3)
-    forward().backward()
-    return gradients(model)
 
 
 @pytest.mark.parametrize("whole", ["checkpoint", "engine"])

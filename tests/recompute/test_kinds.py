@@ -6,22 +6,14 @@ import pytest
 import torch
 from tests.recompute import blocks
 from tests.recompute.blocks import WIDE
-from tests.recompute.measuring import gradients, same
+from tests.recompute.following import EVERYTHING
+from tests.recompute.measuring import backward, same
 from tests.recompute.models import FAMILIES, toy
 from torch import nn
 
 from evenload.recompute import apply
 
 torch.set_num_threads(1)
-
-EVERYTHING = (".*", r".*\..*")
-
-
-def backward(model, forward):
-    model.zero_grad()
-    torch.manual_seed(3)
-    forward().backward()
-    return gradients(model)
 
 
 def served(handle):

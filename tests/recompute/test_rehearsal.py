@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.recompute import blocks
-from tests.recompute.measuring import allocated, gradients, same
+from tests.recompute.following import EVERYTHING
+from tests.recompute.measuring import allocated, backward, same
 from tests.recompute.models import DEFAULT, FAMILIES, toy
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -13,15 +14,6 @@ from evenload import EvenloadError
 from evenload.recompute import apply
 
 torch.set_num_threads(1)
-
-EVERYTHING = (".*", r".*\..*")
-
-
-def backward(model, forward):
-    model.zero_grad()
-    torch.manual_seed(3)
-    forward().backward()
-    return gradients(model)
 
 
 def decisions(handle):

@@ -256,7 +256,9 @@ def _refuse_unused(asked: _Asked, flags: Flags) -> None:
     """Make sure that nothing is said about inputs, or about AdamW, that is not looked at."""
     for name, given in (("--seq", flags.seq), ("--micro-batch", flags.micro_batch)):
         if given is not None and asked.inputs:
-            raise EvenloadError(f"{name} says nothing beside --input, which gives whole shapes", where=name)
+            raise EvenloadError(
+                f"{name} says nothing beside --input, which gives whole shapes", where=name, fix="leave one of them out"
+            )
     if flags.micro_batch is not None and flags.seq is None:
         raise EvenloadError(
             "--micro-batch counts sequences of tokens, and nothing says how long they are",

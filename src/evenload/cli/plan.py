@@ -90,7 +90,9 @@ def run(
     """Find the quickest plan that fits: layers per stage and recompute per layer; say why; write the settings."""
     if less_memory:
         if flags.schedule is not None:
-            raise EvenloadError("--schedule and --less-memory exclude each other", where="command line")
+            raise EvenloadError(
+                "--schedule and --less-memory exclude each other", where="command line", fix="leave one of them out"
+            )
         flags = replace(flags, schedule="interleaved_1f1b_less_memory")
     _check_writing(out, to, into)
     refuse(flags, frozenset(flags.said()) - DECIDED, "is what the planner decides")

@@ -79,6 +79,12 @@ def run(
     if file is not None:
         capacity = None if memory is None else parse_bytes(memory, where="--memory")
         if looks_like_series(_head(file)):
+            if device is not None:
+                raise EvenloadError(
+                    "--device chooses among the devices of a snapshot, and this file has samples over time",
+                    where="--device",
+                    fix="leave --device out",
+                )
             _judge_samples(file, json=json)
             return
         ledger = read_allocations(file, device=device)
@@ -236,5 +242,7 @@ def _read_log(source: str) -> str:
         raise EvenloadError("there is no such file", where=source, fix="check the path") from None
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise EvenloadError(f"cannot read the file: {reason.lower()}", where=source) from None
+        raise EvenloadError(
+            f"cannot read the file: {reason.lower()}", where=source, fix="check that it may be read"
+        ) from None
     return raw.decode("utf-8", errors="replace")

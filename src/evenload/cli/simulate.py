@@ -60,7 +60,9 @@ def run(
     """Show what a plan does: every action, where the time goes, the peak of every rank."""
     if less_memory:
         if flags.schedule is not None:
-            raise EvenloadError("--schedule and --less-memory exclude each other", where="command line")
+            raise EvenloadError(
+                "--schedule and --less-memory exclude each other", where="command line", fix="leave one of them out"
+            )
         flags = replace(flags, schedule="interleaved_1f1b_less_memory")
     flags, lists = split_recompute(flags, select, comm)
     if profile is None:

@@ -44,7 +44,11 @@ class Traced:
             EvenloadError: the setup would divide layers, or needs another trace.
         """
         if setup.micro_batch != self.plan.setup.micro_batch:
-            raise EvenloadError("another micro-batch needs another trace", where="$.micro_batch")
+            raise EvenloadError(
+                "another micro-batch needs another trace",
+                where="$.micro_batch",
+                fix=f"leave it at {self.plan.setup.micro_batch}",
+            )
         return self.model.profile(setup, self.plan.policy)
 
     @property
@@ -149,6 +153,7 @@ def _trace(function: str, setup: Setup, flags: Flags, tracing: Tracing) -> Trace
         inputs=example_inputs(tuple(tracing.input or ()), micro_batch=setup.micro_batch, seq=_tokens(setup, flags)),
         optimizer=setup.optimizer,
         micro_batches=min(setup.micro_batches, 2),
+        insist=bool(tracing.input) or flags.seq is not None,
         autocast=find_dtype(autocast_type(tracing), "--autocast"),
     )
     return trace_model(prepare, name=function, layers=tracing.layers)

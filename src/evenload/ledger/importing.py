@@ -39,6 +39,12 @@ def read_allocations(path: str | Path, *, device: int | None = None) -> Ledger:
         raise EvenloadError(f"cannot read the file: {reason.lower()}", where=place) from None
     if not head:
         raise EvenloadError("the file is empty", where=place, fix=f"give {KINDS}")
+    if device is not None and not is_pickle(path):
+        raise EvenloadError(
+            "--device chooses among the devices of a snapshot, and this file is of one",
+            where="--device",
+            fix="leave --device out",
+        )
     if is_ledger(path):
         return read_ledger(path)
     if is_pickle(path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
@@ -19,7 +19,7 @@ from evenload.record.constants import Constants
 from evenload.record.real import real_steps
 from evenload.record.rehearsal import Place, Rehearsal
 from evenload.record.runs import Prepared, record_steps
-from evenload.record.targets import find_target
+from evenload.record.targets import Target, find_target
 from evenload.record.training import (
     OptimizerName,
     Step,
@@ -78,15 +78,14 @@ def dryrun(
         >>> curve(ledger).peak
         21254144
     """
-    target = find_target(device)
-    _check(model_or_builder, step, steps, micro_batches)
-    prepare = preparing(
+    target, prepare = _prepared(
         model_or_builder,
         step,
-        device=target.kind,
+        device=device,
         inputs=inputs,
         loss=loss,
         optimizer=optimizer,
+        steps=steps,
         micro_batches=micro_batches,
         autocast=autocast,
     )
@@ -124,18 +123,26 @@ def real_run(
         EvenloadError: an argument is wrong, the device is not there, so few layers do not stand for all, or the code
             fails.
     """
-    target = find_target(device)
-    _check(model_or_builder, step, steps, micro_batches)
-    prepare = preparing(
+    target, prepare = _prepared(
         model_or_builder,
         step,
-        device=target.kind,
+        device=device,
         inputs=inputs,
         optimizer=optimizer,
+        steps=steps,
         micro_batches=micro_batches,
         autocast=autocast,
     )
     return real_steps(prepare, target, steps=steps, count=count, path=layers)
+
+
+def _prepared(
+    model_or_builder: nn.Module | Callable[[], Any], step: Step | None, *, device: str, steps: int, **how: Any
+) -> tuple[Target, Callable[[Place], Prepared]]:
+    """The device that is meant, and a function that builds what is trained there, once the arguments are right."""
+    target = find_target(device)
+    _check(model_or_builder, step, steps, how["micro_batches"])
+    return target, preparing(model_or_builder, step, device=target.kind, **how)
 
 
 def preparing(
@@ -148,11 +155,18 @@ def preparing(
     optimizer: OptimizerName | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "adamw",
     micro_batches: int = 1,
     autocast: torch.dtype | None = None,
+    insist: bool = True,
 ) -> Callable[[Place], Prepared]:
-    """A function that builds, in a rehearsal, what `dryrun` trains; the arguments are those of `dryrun`."""
+    """A function that builds, in a rehearsal, what `dryrun` trains; the arguments are those of `dryrun`.
+
+    A builder that returns inputs or a step where the arguments have others is wrong. Without `insist` its own inputs
+    hold, where the others were not asked for.
+    """
 
     def prepare(place: Place) -> Prepared:
         model, parts = _built(model_or_builder, place)
+        _refuse_two("inputs", parts, inputs if insist else None, "inputs= (--input, --seq)")
+        _refuse_two("step", parts, step, "step= (--step)")
         own = cast("Step | None", parts.get("step", step))
         given = cast("torch.optim.Optimizer | None", parts.get("optimizer"))
 
@@ -178,14 +192,27 @@ def preparing(
     return prepare
 
 
+def _refuse_two(name: str, parts: Mapping[str, Any], given: object, said: str) -> None:
+    """Make sure that a builder does not return what was given, too: nobody could tell which is meant."""
+    if given is not None and name in parts:
+        raise EvenloadError(
+            f"the function returns {name} of its own beside the model, and {said} says what to take instead",
+            where=f"$.{name}",
+            fix="leave one of them out",
+        )
+
+
 def _check(model_or_builder: object, step: object, steps: object, micro_batches: object) -> None:
     if not callable(model_or_builder):
         raise EvenloadError(
             f"{type(model_or_builder).__name__} is neither a torch.nn.Module nor a function that builds one",
             where="$.model_or_builder",
+            fix="pass the model, or a function that returns it",
         )
     if step is not None and not callable(step):
-        raise EvenloadError(f"step is a {type(step).__name__}, not a function", where="$.step")
+        raise EvenloadError(
+            f"step is a {type(step).__name__}, not a function", where="$.step", fix="pass a function of the model"
+        )
     for name, value in (("steps", steps), ("micro_batches", micro_batches)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise EvenloadError(f"{name} is {value!r}", where=f"$.{name}", fix="give a whole number of at least 1")

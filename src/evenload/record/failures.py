@@ -50,7 +50,9 @@ def _told(error: Exception, rehearsal: Place) -> EvenloadError:
         )
     text = str(error).strip().splitlines()
     return EvenloadError(
-        f"the code{at} raised {type(error).__name__}: {text[0] if text else 'no message'}", where=place
+        f"the code{at} raised {type(error).__name__}: {text[0] if text else 'no message'}",
+        where=place,
+        fix="see whether it runs by itself, with inputs of these shapes",
     )
 
 

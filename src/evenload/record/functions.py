@@ -42,7 +42,9 @@ def load_function(name: str) -> Callable[..., Any]:
     except Exception as error:  # whatever the user's module raises
         lines = str(error).strip().splitlines() or ["no message"]
         raise EvenloadError(
-            f"importing {module_name} raised {type(error).__name__}: {lines[0]}", where=_place(error) or name
+            f"importing {module_name} raised {type(error).__name__}: {lines[0]}",
+            where=_place(error) or name,
+            fix=f"run python -c 'import {module_name}' to see all of it",
         ) from error
     function = getattr(module, function_name, None)
     if function is None:
@@ -50,7 +52,11 @@ def load_function(name: str) -> Callable[..., Any]:
             f"{module_name} has no {function_name!r}", where=name, fix=did_you_mean(function_name, dir(module))
         )
     if not callable(function):
-        raise EvenloadError(f"{name} is a {type(function).__name__}, not a function", where=name)
+        raise EvenloadError(
+            f"{name} is a {type(function).__name__}, not a function",
+            where=name,
+            fix="name a function, such as one that returns it",
+        )
     return function
 
 

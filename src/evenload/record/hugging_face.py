@@ -59,7 +59,11 @@ def model_builder(
         if attention != "sdpa":  # what transformers chooses by itself, where the model has it
             read._attn_implementation = attention  # noqa: SLF001  # the way that transformers offers
         if type(read) not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise EvenloadError(f"transformers has no causal language model of the type {kind!r}", where=where)
+            raise EvenloadError(
+                f"transformers has no causal language model of the type {kind!r}",
+                where=where,
+                fix="pass a function that builds it, package.module:function",
+            )
         model: Any = auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(read)]
 
     def build() -> nn.Module:
@@ -111,4 +115,6 @@ def _failing(where: str) -> Generator[None]:
         raise
     except Exception as error:  # transformers checks configurations in as many ways as it has models
         text = str(error).strip().splitlines() or [type(error).__name__]
-        raise EvenloadError(f"transformers cannot build the model: {text[0]}", where=where) from error
+        raise EvenloadError(
+            f"transformers cannot build the model: {text[0]}", where=where, fix="check the sizes in the configuration"
+        ) from error

@@ -77,7 +77,7 @@ def record(
     flags = {"force": force, "stacks": stacks, "synchronize": synchronize, "owners": owners}
     for name, flag in flags.items():
         if type(flag) is not bool:
-            raise EvenloadError(f"{name} is {flag!r}, not True or False")
+            raise EvenloadError(f"{name} is {flag!r}, not True or False", where=f"$.{name}", fix="pass True or False")
     return Recorder(
         model=model,
         optimizer=optimizer,

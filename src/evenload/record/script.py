@@ -75,7 +75,11 @@ def _script(path: str) -> tuple[ModuleType, Callable[[], CodeType]]:
         with io.open_code(str(file.resolve())) as opened:
             source = opened.read()
     except OSError as error:
-        raise EvenloadError(f"cannot read the script: {(error.strerror or str(error)).lower()}", where=path) from None
+        raise EvenloadError(
+            f"cannot read the script: {(error.strerror or str(error)).lower()}",
+            where=path,
+            fix="check that it may be read",
+        ) from None
     whole = str(file.absolute())
     return _main(file=whole, spec=None), lambda: compile(source, whole, "exec")
 

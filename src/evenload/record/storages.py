@@ -18,7 +18,8 @@ from evenload.ledger.cells import DEVICE_SHIFT, FREED, HALF, LAST_USED, NAMES, S
 from evenload.ledger.ledger import ALIVE
 from evenload.ledger.log import Log, head
 from evenload.ledger.words import Phase, Role
-from evenload.record._torch_private import FakeTensor, address
+from evenload.record._torch_private import address
+from evenload.record.devices import NOBODY, Devices
 from evenload.record.entry import WHOLE, Entry
 from evenload.record.operators import Traits
 from evenload.record.tensors import arguments, components, flat, is_wrapper
@@ -30,8 +31,6 @@ _RECOMPUTE: Final = Phase.RECOMPUTE.code
 _OTHER: Final = Phase.OTHER.code
 _BETWEEN: Final = frozenset((Phase.OTHER.code, Phase.OPTIMIZER.code))
 _OUTSIDE: Final = head(phase=Phase.OTHER.code, device=0)
-_NOBODY: Final = -1
-"""Device of tensors that are no memory."""
 _LASTING: Final = Role.PARAMETER | Role.GRADIENT | Role.OPTIMIZER | Role.COLLECTIVE | Role.BUFFER
 """Roles that a storage keeps when it is resized."""
 
@@ -62,8 +61,7 @@ class Storages:
         self._log = log
         self._where = where
         self._fake = fake
-        self._renamed = devices
-        self._codes: dict[torch.device, int] = {}
+        self._device = Devices(log, fake=fake, renamed=devices).code
         self._live: dict[int, Entry] = {}
         self._emptied: dict[int, Entry] = {}
         self._gone: deque[Entry] = deque()
@@ -287,7 +285,7 @@ class Storages:
         if key in self._live or key in self._emptied:
             return
         device = self._device(tensor)
-        if device == _NOBODY:
+        if device == NOBODY:
             return
         if foreign and not self._fake and not storage.resizable():
             device = self._log.device("foreign")
@@ -344,7 +342,7 @@ class Storages:
             self.resized(storage)
             return self._live.get(key)
         device = self._device(tensor)
-        if device == _NOBODY or self.waiting:
+        if device == NOBODY or self.waiting:
             return None
         foreign = not self._fake and not storage.resizable()
         entry = self._enter(storage, key)
@@ -384,19 +382,6 @@ class Storages:
             role = traits.writes if forward else Role.BUFFER
             for tensor in flat((args[:1] if traits.writes_first else None, kwargs.get("out"), result)):
                 self.mark(tensor, role)
-
-    def _device(self, tensor: torch.Tensor) -> int:
-        """Code of the device that a tensor's memory is on."""
-        device = tensor.device
-        code = self._codes.get(device)
-        if code is None:
-            name = "cpu" if device.type == "cpu" else str(device)
-            code = self._codes[device] = (
-                _NOBODY if device.type == "meta" and not self._fake else self._log.device(self._renamed.get(name, name))
-            )
-        if not self._fake and type(tensor) is FakeTensor:
-            return _NOBODY
-        return code
 
 
 def _pins(traits: Traits, kwargs: Mapping[str, Any]) -> bool:

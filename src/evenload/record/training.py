@@ -116,7 +116,11 @@ def make_optimizer(
     if callable(choice):
         made = cast("object", choice(trained))
         if not isinstance(made, torch.optim.Optimizer):
-            raise EvenloadError(f"optimizer makes a {type(made).__name__}, not a torch.optim.Optimizer")
+            raise EvenloadError(
+                f"optimizer makes a {type(made).__name__}, not a torch.optim.Optimizer",
+                where="$.optimizer",
+                fix="return the optimizer that it makes of the parameters",
+            )
         return made
     if choice == "sgd":
         return torch.optim.SGD(trained, lr=1e-3)
