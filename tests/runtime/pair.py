@@ -27,6 +27,8 @@ from evenload.runtime.dryrun import divided, step
 from evenload.runtime.parallel import apply_tensor_parallel
 from evenload.runtime.parts import find_parts
 from evenload.runtime.pipeline import parallelize
+from evenload.runtime.profiling import profile_here
+from evenload.runtime.settings import RunSettings
 from evenload.runtime.sharding import DTYPES, apply_data_parallel
 from evenload.runtime.world import make_mesh
 from evenload.setup import Setup
@@ -201,3 +203,12 @@ def recorded_pipelines() -> Any:
                     recording.step()
             found[name, recompute] = encode(recording.ledger)
     return found
+
+
+@scenario
+def profiled() -> Any:
+    """What two processes measure at once."""
+    settings = RunSettings(implementation="reference")
+    found = profile_here(CONFIG, "small", Setup(seq=16, micro_batch=2, dtype="fp32"), settings, rounds=2)
+    sent = None if found.transfer is None else found.transfer.median
+    return found.conditions.processes, sent, found.times["Block"]
