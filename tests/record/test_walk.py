@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import evenload
+from evenload.errors import EvenloadError
+from evenload.record.dryrun import real_run
 
 torch.set_num_threads(1)
 COUNT = 14
@@ -168,8 +170,18 @@ def test_a_model_that_does_not_run_with_stand_ins_runs_whole():
     ledger = dry(Exacting)
     np.testing.assert_array_equal(signed_events(ledger), signed_events(dry(Exacting, full=True)))
     assert [notice.fact for notice in ledger.notices] == [
-        "all layers ran, because the model does not run without them: ValueError"
+        "all layers ran, because the model does not run without its layers: ValueError"
     ]
+
+
+def test_few_real_layers_are_not_composed_where_they_do_not_stand_for_all():
+    inputs = torch.ones(4, 16)
+    real_run(Stack, inputs=inputs, count=4)
+    for build in (adapted(7), Skipping):
+        with pytest.raises(EvenloadError, match="few layers do not stand for all: the model treats layer 7") as caught:
+            real_run(build, inputs=inputs, count=4)
+        assert "--real without a number" in caught.value.fix
+        assert real_run(build, inputs=inputs, steps=1)
 
 
 def test_classes_of_layers_are_left_as_they_were():

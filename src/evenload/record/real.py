@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -24,10 +24,12 @@ from evenload.record.failures import explained
 from evenload.record.layers import find_layers, only, recompute_layers
 from evenload.record.recorder import record
 from evenload.record.rehearsal import Place
-from evenload.record.runs import Prepared
+from evenload.record.runs import Prepared, surprise
 from evenload.record.targets import Target
+from evenload.record.training import Training
 from evenload.simulate.composition import UNITS, Reduction, reduction
 
+_ALL: Final = "run all of them: --real without a number in --layers"
 _DEVIATION = 0.02
 """Of the weights that stand for trained ones."""
 
@@ -79,6 +81,9 @@ def real_steps(
         with only(prepared.model, found, reduced.traced):
             _materialize(prepared.model)
             ledger = _recorded(prepared, target, steps)
+        moved = replace(prepared, training=_there(prepared.training, target))
+        if (why := surprise(moved, found, kinds, reduced)) is not None:
+            raise EvenloadError(f"few layers do not stand for all: {why}", where="--layers", fix=_ALL)
     whole, same = _composed(ledger, found.path, reduced)
     text = f"ran layers {', '.join(map(str, reduced.traced))} of {len(reduced.source)} for real"
     notices = () if same else (Notice(fact="layers of one kind did not need the same memory; one stands for all"),)
@@ -95,9 +100,7 @@ def _composed(ledger: Ledger, path: str, reduced: Reduction) -> tuple[Ledger, bo
     try:
         return expand(ledger, path, reduced, sizes=False), False
     except EvenloadError as error:
-        raise EvenloadError(
-            error.fact, where="--layers", fix="run all of them: --real without a number in --layers"
-        ) from None
+        raise EvenloadError(error.fact, where="--layers", fix=_ALL) from None
 
 
 def _of_at_most(kinds: list[tuple[int, bool]], count: int) -> Reduction:
@@ -130,8 +133,7 @@ def default_device() -> str:
 
 def _recorded(prepared: Prepared, target: Target, steps: int) -> Ledger:
     model = prepared.model.to(target.name)
-    batch = prepared.training.batch
-    training = replace(prepared.training, batch=lambda: tree_map_only(torch.Tensor, _to(target), batch()))
+    training = _there(prepared.training, target)
     optimizer = prepared.optimizer(model)
     with record(model=model, optimizer=optimizer) as recording:
         count = recording.core.steps
@@ -140,6 +142,11 @@ def _recorded(prepared: Prepared, target: Target, steps: int) -> Ledger:
             training.step(model, optimizer)
             count.end()
     return recording.ledger
+
+
+def _there(training: Training, target: Target) -> Training:
+    """The same with batches on the device."""
+    return replace(training, batch=lambda: tree_map_only(torch.Tensor, _to(target), training.batch()))
 
 
 def _to(target: Target) -> Callable[[torch.Tensor], torch.Tensor]:

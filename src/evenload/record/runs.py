@@ -85,9 +85,10 @@ def _composed(
     ledger = _few(place, prepared, found, reduced, steps) if reduced.reduces else None
     if ledger is None:
         return None, ()
-    surprise = _surprise(place, prepared, found, kinds, reduced)
-    if surprise is not None:
-        return None, (surprise,)
+    with substituted_in_libraries(place.target):
+        why = surprise(prepared, found, kinds, reduced)
+    if why is not None:
+        return None, (Notice(fact=f"all layers ran, because {why}"),)
     if prepared.reduced is not None:
         prepared.reduced(found.path, reduced)
     return ledger, ()
@@ -107,10 +108,8 @@ def _few(place: Rehearsal, prepared: Prepared, found: Layers, reduced: Reduction
     return replace(whole, marks=(note, *whole.marks))
 
 
-def _surprise(
-    place: Rehearsal, prepared: Prepared, found: Layers, kinds: Sequence[object], reduced: Reduction
-) -> Notice | None:
-    """What the model does beside its layers that the run of few does not show; None: nothing.
+def surprise(prepared: Prepared, found: Layers, kinds: Sequence[object], reduced: Reduction) -> str | None:
+    """What the model does beside its layers that a run of few does not show, in a sentence; None: nothing.
 
     Forwards come after the run, and once for nothing: what a model makes when it first runs is there by then, and
     what backward would have put away (FSDP's gathered parameters) is there every time.
@@ -122,18 +121,15 @@ def _surprise(
         return walk(found, [kinds[number] for number in numbers], step)
 
     try:
-        with substituted_in_libraries(place.target):
-            with only(prepared.model, found, reduced.traced):
-                walked(reduced.traced)
-            full = walked(range(len(kinds)))
-            with only(prepared.model, found, reduced.traced):
-                few = walked(reduced.traced)
+        with only(prepared.model, found, reduced.traced):
+            walked(reduced.traced)
+        full = walked(range(len(kinds)))
+        with only(prepared.model, found, reduced.traced):
+            few = walked(reduced.traced)
     except Exception as error:  # noqa: BLE001  # whatever the user's code raises where its layers only return
-        return Notice(fact=f"all layers ran, because the model does not run without them: {type(error).__name__}")
+        return f"the model does not run without its layers: {type(error).__name__}"
     odd = odd_layer(reduced, few, full)
-    if odd is None:
-        return None
-    return Notice(fact=f"all layers ran, because the model treats layer {odd} in another way than layers like it")
+    return None if odd is None else f"the model treats layer {odd} in another way than layers like it"
 
 
 def _found(prepared: Prepared, path: str | None) -> Layers | None:
