@@ -174,9 +174,11 @@ add(2, "peaks tied", partial(peaks, plan_of([6, 5], "1f1b", 4, Policy()), tie_wo
 SMALL = Policy(full=frozenset({1}), select={r"mlp\.mul": frozenset({0, 2})})
 
 
-def divided(make: Callable[[], Any], table: Any, schedule: str, **degrees: Any) -> dict[str, Any]:
+def divided(
+    make: Callable[[], Any], table: Any, schedule: str, policy: Policy = SMALL, **degrees: Any
+) -> dict[str, Any]:
     """Steps of a pipeline whose stages are divided, beside those of one process that has all the data."""
-    plan = plan_of(table, schedule, 4, SMALL)
+    plan = plan_of(table, schedule, 4, policy)
     plan = replace(plan, setup=replace(plan.setup, **degrees))
     micro_batches = plan.setup.micro_batches * plan.setup.dp
     tokens, target = batch(micro_batches)
@@ -220,6 +222,15 @@ DIVIDED: dict[str, Callable[[], Any]] = {
         divided, partial(hugging_face, layers=5), [[1, 1], [2, 1]], "interleaved_1f1b", tp=2, sequence_parallel=True
     ),
     "tp in a v": partial(divided, small, [[1, 1], [2, 1]], "zbv", tp=2),
+    "tp with norms that are recomputed": partial(
+        divided,
+        small,
+        [1, 4],
+        "1f1b",
+        Policy(select={".*norm": frozenset(range(5))}),
+        tp=2,
+        sequence_parallel=True,
+    ),
     "tp tied": partial(divided, tied, [2, 3], "1f1b", tp=2),
     "fsdp": partial(divided, small, [2, 3], "1f1b", dp=2, zero=3),
     "fsdp interleaved": partial(divided, small, [[1, 1], [2, 1]], "interleaved_1f1b", dp=2, zero=2),
