@@ -31,10 +31,9 @@ class Case:
     seq: int = 32
     dtype: str = "bf16"
     attention: str = "sdpa"
+    """`sdpa`: undivided models are traced on the meta device with the kernels of CUDA, all others on the CPU."""
     tp: int = 1
     sequence_parallel: bool = False
-    device: str = "cpu"
-    """`cuda`: traced on the meta device with the attention kernels that CUDA would choose."""
 
     def full_config(self) -> dict[str, Any]:
         """Everything that is not the family's default."""
@@ -109,6 +108,7 @@ def divided() -> list[Case]:
     llama_tp = Case(name="llama", family="llama", config=sizes, tp=2)
     qwen2_tp = Case(name="qwen2", family="qwen2", config=sizes, tp=2)
     qwen3_tp = Case(name="qwen3", family="qwen3", config={**sizes, "head_dim": 24}, tp=4)
+    eager = replace(llama_tp, name="llama-eager", attention="eager", config={**sizes, "num_key_value_heads": 8})
     biased = {**sizes, "attention_bias": True, "mlp_bias": True}
     latent = {**LATENT, "first_k_dense_replace": 2, "num_hidden_layers": 1, "vocab_size": 212}
     latent_tp = Case(name="latent", family="deepseek_v3", config=latent, tp=2)
@@ -116,8 +116,8 @@ def divided() -> list[Case]:
     for case in (
         llama_tp,
         replace(llama_tp, name="llama-single", batch=1),
-        replace(llama_tp, name="llama-fp32", dtype="fp32"),
-        replace(llama_tp, name="llama-eager", attention="eager", config={**sizes, "num_key_value_heads": 8}),
+        replace(eager, name="llama-fp32", dtype="fp32"),
+        eager,
         replace(llama_tp, name="llama-biased", config=biased),
         qwen2_tp,
         qwen3_tp,
@@ -218,7 +218,7 @@ def deepseek_v2() -> list[Case]:
     return [
         *_variants(case),
         *_variants(Case(name="lite", family="deepseek_v2", config=lite, batch=1, seq=44)),
-        replace(case, name="narrow", config={**grouped, **NARROW_VALUES}, device="cuda"),
+        replace(case, name="narrow", config={**grouped, **NARROW_VALUES}),
         replace(case, name="narrow-eager", config={**grouped, **NARROW_VALUES}, attention="eager"),
     ]
 
@@ -233,13 +233,11 @@ def deepseek_v3() -> list[Case]:
         replace(case, name="halves", config={**LATENT, "rope_interleave": False}),
         replace(case, name="plain", config=plain, batch=1),
         replace(case, name="biased", config={**LATENT, "attention_bias": True}),
-        replace(narrow, name="narrow", device="cuda"),
-        # the meta device has grouped products in bf16 only
+        replace(narrow, name="narrow"),
         replace(
             narrow,
             name="narrow-fp32",
             config={**narrow.config, "first_k_dense_replace": 2},
-            device="cuda",
             dtype="fp32",
         ),
         replace(narrow, name="narrow-eager", attention="eager"),

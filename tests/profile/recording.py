@@ -1,4 +1,4 @@
-"""Runs small real models on the CPU and cuts their traces into layers.
+"""Runs small real models and cuts their traces into layers: on the CPU, or on meta with the kernels of CUDA.
 
 The columns of a row: path and names of the operator, bytes of the storages it made, what it keeps, what it reads. A
 number is the n-th storage that the layer made; `input` is the layer's input; `table` is something made once for the
@@ -7,6 +7,7 @@ whole forward (positions, masks, labels, tokens). Parameters are left out.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -28,7 +29,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from tracer import Row, Trace, record
-from transformers import masking_utils
+
+from evenload.record.substitutes import substituted, substituted_in_libraries
+from evenload.record.targets import find_target
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Rows = list[list[Any]]
@@ -37,7 +40,7 @@ Rows = list[list[Any]]
 def trace_case(case: Case) -> dict[str, Rows]:
     """Rows of every layer of a case: `embedding`, `0`, `1` ..., `head`."""
     with ExitStack() as stack:
-        if case.device == "cuda":
+        if case.attention == "sdpa" and case.tp == 1:
             stack.enter_context(cuda_kernels())
         model = build(case)
         tables = {"tokens": torch.randint(0, model.config.vocab_size, (case.batch, case.seq))}
@@ -82,31 +85,11 @@ def layer_by_layer(model: Any, tokens: torch.Tensor, mask: torch.Tensor | None =
 
 @contextmanager
 def cuda_kernels() -> Iterator[None]:
-    """The meta device, with fused attention as CUDA chooses it.
-
-    PyTorch tries the flash kernel first, which wants heads of one width, then the memory-efficient one
-    (`sdp_utils.cpp`, `check_head_dim_size_flash`). The meta device would write the products out instead.
-    """
-
-    def fused(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> torch.Tensor:
-        mask, dropout, causal = (*rest, *(None, 0.0, False)[len(rest) :])
-        scale = options.get("scale")
-        if query.shape[-1] == value.shape[-1]:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(query, key, value, dropout, causal, scale=scale)[0]
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, mask, True, dropout, causal, scale=scale)[0]
-
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", fused, "AutogradMeta")
-    packed = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda *_, **__: None  # looks at values, which meta tensors lack
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        library._destroy()
-        masking_utils.find_packed_sequence_indices = packed
+    """The meta device, with fused attention and masks as CUDA chooses them (`tests/profile/test_kernels.py`)."""
+    target = find_target("cuda")
+    importlib.import_module("transformers.masking_utils")
+    with substituted(target, fake=False), substituted_in_libraries(target), torch.device("meta"):
+        yield
 
 
 @contextmanager

@@ -60,6 +60,12 @@ def routed(case) -> bool:
     return "num_experts_per_tok" in case["config"]
 
 
+def written(case) -> bool:
+    """Whether scores are written out: the function that does it names what it has used until it returns."""
+    config = case["config"]
+    return case["dtype"] == "fp32" and config["num_key_value_heads"] < config["num_attention_heads"]
+
+
 def close(measured: float, predicted: float, case) -> bool:
     above, below = (ROUTED[case["dtype"]] * measured, DEAD * measured) if routed(case) else (0, 0)
     return -SCALARS - below <= measured - predicted <= SCALARS + above
@@ -77,8 +83,9 @@ def test_forward_equals_what_the_allocator_did_under_real_layers(case):
     for i in (1, 2):  # the model names the input of the first block until the end
         measured = found[i]["peak"] - found[i]["start"] - RNG_STATE * case["full"]
         predicted = costs[1 + i].forward.peak - graphs[1 + i].nbytes(graphs[1 + i].input)
-        if case["full"] and routed(case):
-            assert predicted <= measured < 1.25 * predicted  # the code of the experts names rows that it has used
+        if case["full"] and (routed(case) or written(case)):
+            most = 1.5 if written(case) else 1.25  # the code of the experts names rows that it has used
+            assert predicted <= measured < most * predicted
         else:
             assert close(measured, predicted, case)
     assert close(found[2]["start"] - found[1]["start"] - RNG_STATE * case["full"], costs[2].kept, case)

@@ -20,24 +20,15 @@ import models
 
 torch.set_num_threads(1)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_slow = pytest.mark.slow
 SMALL = 16
 """Bytes of a seed of random numbers, which formulas leave out."""
 
 
 def comparable(case):
-    """Whether a formula for CUDA is meant to say the same.
-
-    Formulas count fused attention as in 16-bit types, and heads without the padding to a multiple of 8; grouped
-    products of experts run in bf16 only.
-    """
-    config = case.full_config()
-    if "kv_lora_rank" in config:
-        widths = [config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["v_head_dim"]]
-    else:
-        widths = [config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]]
-    experts = any(name in config for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    fused = case.attention == "sdpa"
-    return not (case.dtype == "fp32" and (fused or experts)) and not (fused and any(width % 8 for width in widths))
+    """Grouped products of experts run in 16-bit types only."""
+    experts = any(name in case.full_config() for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return case.dtype != "fp32" or not experts
 
 
 def of_family(family):
@@ -88,15 +79,67 @@ def test_a_traced_block_keeps_what_the_formula_says_operator_by_operator(case):
         assert (traced.graphs[kind].input in traced.graphs[kind].kept()) == (formula.input in formula.kept())
 
 
-@pytest.mark.parametrize("name", ["grouped-bf16-sdpa", "single-bf16-sdpa", "biased", "aligned"])
-def test_under_autocast_too(name):
-    case = next(one for family in ("llama", "qwen3") for one in of_family(family) if one.name == name)
-    build = model_builder(case.full_config(), dtype=torch.float32)
+WIDTHS = (64, 80, 96, 100, 128, 192, 256, 512)
+QUICK = {("fp32", None, 64), ("fp32", "bf16", 100), ("bf16", None, 512), ("fp16", None, 100)}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2], ids=["as many keys", "grouped keys"])
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "width"),
+    [
+        pytest.param(*one, width, id=f"{one[0]}-{one[1]}-{width}", marks=() if (*one, width) in QUICK else _slow)
+        for one, widths in (
+            (("fp32", None), WIDTHS),
+            (("fp32", "bf16"), WIDTHS[::3]),
+            (("bf16", None), WIDTHS),
+            (("fp16", None), WIDTHS[::3]),
+        )
+        for width in widths
+    ],
+)
+def test_the_kernel_of_the_formula_is_the_one_that_runs(dtype, autocast, width, kv_heads):
+    """Gemma 3 has a layer with a mask (a window) and one without."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": width, "hidden_size": 32}
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "num_hidden_layers": 2}
+    case = cases.Case(name="widths", family="gemma3_text", config={**heads, **layers}, seq=20, dtype=dtype)
+    build = model_builder(case.full_config(), dtype=DTYPES[dtype])
+    inputs = lambda m: token_batches(m, micro_batch=case.batch, seq=case.seq, device="cpu")()  # noqa: E731
+    traced = trace_model(preparing(build, device="cuda", inputs=inputs, autocast=DTYPES.get(autocast)))
+    model, setup = models.model_of(case.as_json()), models.setup_of(case.as_json())
+    for kind, layer in dict(zip(traced.kinds, model.blocks, strict=True)).items():
+        assert kept(traced.graphs[kind]) == kept(block_graph(model, layer, setup, autocast=autocast))
+
+
+UNDER_AUTOCAST = [
+    ("llama", ("grouped-bf16-sdpa", "single-bf16-sdpa", "biased", "grouped-bf16-eager")),
+    ("qwen3", ("aligned",)),
+    ("mistral", ("short_window-bf16-sdpa", "short_window-bf16-eager", "short_window_multi_query")),
+    ("gemma2", ("capped-bf16-eager",)),
+    ("phi3", ("partial-bf16-sdpa", "partial-bf16-eager")),
+    ("mixtral", ("experts-bf16-sdpa",)),
+    ("qwen3_moe", ("experts-bf16-eager",)),
+    ("deepseek_v2", ("grouped-bf16-sdpa", "narrow-eager")),
+    ("deepseek_v3", ("pairs-bf16-sdpa", "pairs-bf16-eager", "halves")),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{family}-{case.name}")
+        for family, names in UNDER_AUTOCAST
+        for case in of_family(family)
+        if case.name in names
+    ],
+)
+def test_under_autocast_too(case):
+    build = model_builder(case.full_config(), dtype=torch.float32, attention=case.attention)
     inputs = lambda m: token_batches(m, micro_batch=case.batch, seq=case.seq, device="cpu")()  # noqa: E731
     traced = trace_model(preparing(build, device="cuda", inputs=inputs, autocast=torch.bfloat16))
     model = models.model_of(case.as_json())
-    setup = models.setup_of({**case.as_json(), "dtype": "fp32", "attention": "sdpa"})
-    for kind, layer in ((traced.kinds[0], model.blocks[0]), (LAST, model.head)):
+    setup = models.setup_of({**case.as_json(), "dtype": "fp32"})
+    blocks = dict(zip(traced.kinds, model.blocks, strict=True))
+    for kind, layer in (*blocks.items(), (LAST, model.head)):
         formula = block_graph(model, layer, setup, autocast="bf16")
         mine = [(label.removeprefix("model."), sizes) for label, sizes in kept(traced.graphs[kind])]
         assert mine == kept(formula)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evenload.errors import EvenloadError
-from evenload.model import Attention, Experts, FeedForward, Layer, Model
+from evenload.model import Attention, Experts, LatentAttention, Layer, Model
 from evenload.plan.operators import Graph
 from evenload.profile.eager.parts import EAGER
 from evenload.profile.fused.parts import FUSED
@@ -98,18 +98,27 @@ def _autocast(setup: Setup, layer: Layer, autocast: DType | None) -> Autocast | 
     if autocast is None or WIDTH[autocast] > WIDTH[setup.dtype]:
         return None
     widths = Autocast(product=WIDTH[autocast], parameter=WIDTH[setup.dtype])
-    if widths.product == widths.parameter:
-        return widths
-    attention = layer.attention
-    known = attention is None or (isinstance(attention, Attention) and attention.window is attention.softcap is None)
-    known = known and isinstance(layer.feed_forward, FeedForward | None)
-    if setup.backend != "torch" or setup.attention != "sdpa" or setup.tp > 1 or setup.cp > 1 or not known:
+    if widths.product != widths.parameter and (unknown := _unknown_under_autocast(setup, layer)):
         raise EvenloadError(
-            "autocast is counted for dense layers with plain fused attention on undivided sequences only",
+            f"autocast of {setup.dtype} parameters is not counted {unknown}",
             where="--autocast",
-            fix="trace the model: name a function that builds it, package.module:function, or use evenload dryrun",
+            fix="trace the model: name a function that builds it, package.module:function",
         )
     return widths
+
+
+def _unknown_under_autocast(setup: Setup, layer: Layer) -> str | None:
+    """What no trace and no dry run of a rank can confirm."""
+    attention, experts = layer.attention, isinstance(layer.feed_forward, Experts)
+    if setup.backend != "torch":
+        return f"on {setup.backend}, which has no autocast"
+    if setup.cp > 1 or setup.ep > 1:
+        return f"where {'cp' if setup.cp > 1 else 'ep'} divides the tokens"
+    if setup.tp > 1 and (experts or isinstance(attention, LatentAttention)):
+        return f"where tp divides {'experts' if experts else 'latent attention'}"
+    if setup.attention == "sdpa" and isinstance(attention, Attention) and attention.softcap is not None:
+        return "for capped scores in a fused kernel: use --attention eager"
+    return None
 
 
 def _check(setup: Setup) -> None:

@@ -96,8 +96,8 @@ def backward_time(graph: Graph, operator: Operator, times: OperatorTime) -> floa
     if operator.comm:
         return times(operator)
     if operator.heavy:
-        attention = "scaled_dot_product" in operator.name or "flash_attention" in operator.name
-        return times(operator) * (ATTENTION_BACKWARD if attention else operands)
+        fused = "_attention" in (operator.aten or operator.name)
+        return times(operator) * (ATTENTION_BACKWARD if fused else operands)
     written = [name for name in inputs if not shares_gradient(graph, operator, name)]
     if not written and not operator.weight_bytes:
         return 0.0  # the gradient is passed on as it is

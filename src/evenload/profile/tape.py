@@ -27,6 +27,8 @@ class Ref:
     """Elements that this view covers."""
     width: int
     """Bytes of one element."""
+    stretch: int = 1
+    """Times that the view repeats its elements without a copy (stride 0); what is made from it has all of them."""
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +41,7 @@ class Ref:
 
     def like(self, *, width: int | None = None) -> Out:
         """A result of as many elements, of the same type unless another is given."""
-        return Out(self.elements, self.width if width is None else width)
+        return Out(self.elements * self.stretch, self.width if width is None else width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,10 @@ class Tape:
         if self._book.autocast is None or ref.width <= self._book.autocast.product:
             return ref
         return self.op("_to_copy", (ref,), ref.like(width=self._book.autocast.product), weight_bytes=weight_bytes)
+
+    def promoted(self, ref: Ref, other: Ref) -> Ref:
+        """A value in the type of a wider one that it is put together with."""
+        return ref if ref.width >= other.width else self.op("_to_copy", (ref,), ref.like(width=other.width))
 
     def at(self, child: str) -> Tape:
         """The same tape, writing under a child module."""

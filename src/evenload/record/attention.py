@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch.nn.functional import pad
 
+from evenload.profile.kernels import PADDED_TO, Kernel, kernel
 from evenload.record._torch_private import efficient_attention, flash_attention, math_attention
 
-Backend = Literal["flash", "efficient", "math"]
-_HALF = (torch.float16, torch.bfloat16)
+_KNOWN = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def choose(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, *, causal: bool
-) -> Backend:
-    """What `scaled_dot_product_attention` runs on a recent CUDA device (compute capability 8.0 or more).
-
-    Source: `use_flash_attention` and `use_mem_efficient_attention`, asked in this order, in
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
-    """
+) -> Kernel:
+    """What `scaled_dot_product_attention` runs on a recent CUDA device; see `evenload.profile.kernels`."""
     tensors = (query, key, value)
     if any(tensor.dim() != 4 or tensor.stride(-1) != 1 or tensor.numel() == 0 for tensor in tensors):
         return "math"
-    widths = {tensor.shape[-1] for tensor in tensors}
-    square = query.shape[-2] == key.shape[-2]
-    if mask is None and query.dtype in _HALF and len(widths) == 1 and max(widths) <= 256 and (square or not causal):
-        return "flash"
-    align = 4 if query.dtype == torch.float32 else 8
-    same_heads = query.shape[1] == key.shape[1] == value.shape[1]
-    if query.dtype in (*_HALF, torch.float32) and same_heads and all(width % align == 0 for width in widths):
-        return "efficient"
-    return "math"
+    return kernel(
+        width=query.element_size() if query.dtype in _KNOWN else 0,
+        dims={tensor.shape[-1] for tensor in tensors},
+        same_heads=query.shape[1] == key.shape[1] == value.shape[1],
+        masked=mask is not None,
+        square=query.shape[-2] == key.shape[-2] or not causal,
+    )
 
 
 def attention(  # noqa: PLR0917  # the signature of the operator
@@ -48,12 +40,14 @@ def attention(  # noqa: PLR0917  # the signature of the operator
 ) -> torch.Tensor:
     """`scaled_dot_product_attention` with the operators that run on the target.
 
-    Source of the padding: aten/src/ATen/native/transformers/attention.cpp.
+    Source of the padding and of what becomes of masks: aten/src/ATen/native/transformers/attention.cpp.
     """
     backend = choose(query, key, value, attn_mask, causal=is_causal)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.full((), float("-inf"), dtype=query.dtype, device=query.device))
     if backend == "flash":
         width = query.shape[-1]
-        beyond = -width % 8
+        beyond = -width % PADDED_TO
         if beyond:
             scale = width**-0.5 if scale is None else scale
             query, key, value = (pad(tensor, (0, beyond)) for tensor in (query, key, value))
@@ -68,9 +62,7 @@ def attention(  # noqa: PLR0917  # the signature of the operator
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """A mask as the memory-efficient kernel takes it: added to the scores, rows padded to 16 bytes."""
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    beyond = -mask.shape[-1] % 8
+    beyond = -mask.shape[-1] % PADDED_TO
     if beyond:
         mask = pad(mask, (0, beyond))[..., : key.shape[-2]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[-2], key.shape[-2])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from evenload.model import Attention
-from evenload.profile.eager.core import Heads, attention_core
+from evenload.profile.eager.core import attention_core
 from evenload.profile.eager.linear import linear
 from evenload.profile.eager.norms import rms_norm
+from evenload.profile.eager.scores import Heads
 from evenload.profile.sizes import Sizes
 from evenload.profile.tape import TABLES, Ref, Tape
 
@@ -95,4 +96,5 @@ def _rotate_part(tape: Tape, value: Ref, widths: tuple[int, int], cos: Ref, sin:
     turned, dim = widths
     part = value.part(value.elements // dim * turned)
     rest = value.part(value.elements - part.elements)
-    return tape.op("cat", (rotate(tape, part, cos, sin), rest), value.like())
+    part = rotate(tape, part, cos, sin)
+    return tape.op("cat", (part, tape.promoted(rest, part)), value.like(width=part.width))

@@ -1,94 +1,122 @@
-"""The core of attention: from queries, keys and values to the mixed values."""
+"""The core of attention: from queries, keys and values to the mixed values, by the kernel that runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+from evenload.errors import EvenloadError
 from evenload.profile.eager.norms import FP32
+from evenload.profile.eager.scores import Heads, QueryKeyValue, in_eager, in_math, repeated
 from evenload.profile.hardware import sent_bytes
+from evenload.profile.kernels import PADDED_TO, WIDEST, kernel, rounded
 from evenload.profile.sizes import Sizes
 from evenload.profile.tape import TABLES, Out, Ref, Tape
 
 EFFICIENT_ALIGNMENT = 32
 """The memory-efficient kernel rounds the rows of its log-sum-exp up to this (PyTorch: `kAlignLSE`)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heads:
-    """Heads of one rank and their widths."""
-
-    query: int
-    key: int
-    """Heads of keys and values."""
-    dim: int
-    """Width of a query and key head."""
-    value_dim: int
-    window: int | None = None
-    softcap: float | None = None
-    packed: bool = False
-    """q and k are contiguous as [batch, heads, seq, dim]; else they are transposed views of a projection."""
-
-    @property
-    def repeats(self) -> int:
-        """Query heads that share a key/value head."""
-        return self.query // self.key
-
-
-QueryKeyValue = tuple[Ref, Ref, Ref]
+_NAME = "scaled_dot_product_attention"
 
 
 def attention_core(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
     """Mixed values of [batch, seq, heads * value_dim], by the kernel that the setup names."""
     if sizes.attention == "eager":
-        return _eager(tape, qkv, heads, sizes)
-    return _fused(tape, qkv, heads, sizes)
+        return in_eager(tape, qkv, heads, sizes)
+    return _scaled_dot_product(tape, qkv, heads, sizes)
 
 
-def _fused(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
-    """`scaled_dot_product_attention`: keeps q, k, v, the result and an fp32 number for every row of scores.
+def _scaled_dot_product(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
+    """`scaled_dot_product_attention` of transformers: the first kernel of CUDA that takes the tensors.
 
-    Without a mask this is the flash kernel, which reads grouped keys as they are and lays its result out like q. A
-    window of no more than the sequence makes transformers pass a mask: keys and values are repeated, the mask becomes a
-    bias of the activations' type in every layer, and the memory-efficient kernel keeps all of them. That kernel also
-    runs where values are narrower than queries. (In fp32 CUDA has no flash kernel; the rules here are those of the
-    half types, and of the CPU in fp32.)
+    A window of no more than the sequence makes transformers pass a mask, which becomes a bias of the activations' type
+    in every layer. Grouped keys go in as they are where there is no mask and heads are equal and not too wide
+    (`use_gqa_in_sdpa`); else they are repeated. Only the flash kernel reads grouped keys, and it knows no fp32.
 
     Capped scores (Gemma 2) have no such operator in PyTorch; the flash-attention package has a kernel that keeps the
     same, and knows windows: that one is meant.
     """
-    query, key, value = (tape.lowered(one) for one in qkv)
     masked = heads.window is not None and sizes.seq * sizes.cp >= heads.window and heads.softcap is None
-    bias: tuple[Ref, ...] = ()
-    if masked:
-        key, value = _repeated(tape, key, heads), _repeated(tape, value, heads)
-        bias = (_mask_bias(tape, sizes),)
-    plain = not masked and heads.dim == heads.value_dim
-    rows = sizes.seq if plain else -(-sizes.seq // EFFICIENT_ALIGNMENT) * EFFICIENT_ALIGNMENT
-    read = (query, *_context(tape, key, value, sizes), *bias)
+    query, key, value = qkv
+    if masked or not (heads.dim == heads.value_dim <= WIDEST):
+        key, value = repeated(tape, key, heads), repeated(tape, value, heads)
+        heads = replace(heads, key=heads.query, copied=heads.repeats > 1)
+    query, key, value = (tape.lowered(one) for one in (query, key, value))
+    if heads.softcap is not None:
+        return _flash(tape, (query, key, value), heads, sizes)
+    bias = _bias(tape, query, sizes) if masked else None
+    dims = {heads.dim, heads.value_dim}
+    runs = kernel(width=query.width, dims=dims, same_heads=heads.repeats == 1, masked=masked)
+    if runs == "flash":
+        return _flash(tape, (query, key, value), heads, sizes)
+    if runs == "efficient":
+        return _efficient(tape, (query, key, value), bias, heads, sizes)
+    if sizes.cp > 1:
+        raise EvenloadError(
+            f"cp is {sizes.cp}, but no fused kernel takes these heads, and without one a sequence cannot be divided",
+            where="$.cp",
+            fix="use bf16 or heads that the kernels take, or leave cp at 1",
+        )
+    return in_math(tape, (query, key, value), bias, heads, sizes)
+
+
+def _flash(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
+    """Keeps q, k, v, the result, laid out like q, and an fp32 number for every row of scores.
+
+    Widths are padded to a multiple of 8; the result is then a part of what the kernel made, and copied.
+    Source: PyTorch, `pad_last_dim` in aten/src/ATen/native/transformers/attention.cpp.
+    """
+    width = rounded(heads.dim, PADDED_TO)
+    if width == heads.dim:
+        mixed = _kernel(tape, "flash", qkv, heads, sizes)
+        return (
+            tape.op("contiguous", (mixed,), mixed.like(), aten="clone") if heads.packed and heads.query > 1 else mixed
+        )
+    query, key, value = (
+        tape.op(_NAME, (one,), Out(one.elements // heads.dim * width, one.width), aten="constant_pad_nd") for one in qkv
+    )
+    mixed = _kernel(tape, "flash", (query, key, value), replace(heads, dim=width, value_dim=width), sizes)
+    return tape.op("contiguous", (mixed,), Out(mixed.elements // width * heads.dim, mixed.width), aten="clone")
+
+
+def _efficient(tape: Tape, qkv: QueryKeyValue, bias: Ref | None, heads: Heads, sizes: Sizes) -> Ref:
+    """Keeps the bias too, whose rows are padded to 16 bytes, and more numbers than there are rows."""
+    if bias is None:
+        return _kernel(tape, "efficient", qkv, heads, sizes)
+    columns = sizes.seq * sizes.cp
+    if columns % PADDED_TO:
+        more = Out(bias.elements // columns * rounded(columns, PADDED_TO), bias.width, differentiable=False)
+        bias = tape.op(_NAME, (bias,), more, aten="constant_pad_nd")
+    return _kernel(tape, "efficient", qkv, heads, sizes, bias=(bias,))
+
+
+def _kernel(
+    tape: Tape, which: str, qkv: QueryKeyValue, heads: Heads, sizes: Sizes, *, bias: tuple[Ref, ...] = ()
+) -> Ref:
+    query, key, value = qkv
+    rows = sizes.seq if which == "flash" else rounded(sizes.seq, EFFICIENT_ALIGNMENT)
     mixed, _ = tape.ops(
-        "scaled_dot_product_attention",
-        read,
+        _NAME,
+        (query, *_context(tape, key, value, sizes), *bias),
         (
             Out(sizes.tokens * heads.query * heads.value_dim, query.width),
             Out(sizes.batch * heads.query * rows, FP32, "logsumexp", differentiable=False),
         ),
-        aten="_scaled_dot_product_flash_attention" if plain else "_scaled_dot_product_efficient_attention",
-        saves=(query, key, value, *bias),
+        aten=f"_scaled_dot_product_{which}_attention",
+        saves=(*qkv, *bias),
         saves_results=(0, 1),
-        flops=2.0 * sizes.batch * heads.query * _pairs(sizes, causal=not masked) * (heads.dim + heads.value_dim),
+        flops=2.0 * sizes.batch * heads.query * _pairs(sizes, causal=not bias) * (heads.dim + heads.value_dim),
         heavy=True,
     )
-    if heads.packed and plain and heads.query > 1:
-        return tape.op("contiguous", (mixed,), mixed.like(), aten="clone")
     return mixed
 
 
-def _mask_bias(tape: Tape, sizes: Sizes) -> Ref:
-    """A layer's own copy of the mask, as numbers to be added to the scores."""
+def _bias(tape: Tape, query: Ref, sizes: Sizes) -> Ref:
+    """A layer's own copy of the mask, as numbers to be added to the scores.
+
+    Source: PyTorch, `convert_boolean_attn_mask` in aten/src/ATen/native/transformers/attention.cpp.
+    """
     scores = sizes.batch * sizes.seq * sizes.seq * sizes.cp
     mask = tape.shared(f"{TABLES}.local.mask", scores, 1)
-    bias = Out(scores, sizes.width, "bias", differentiable=False)
-    return tape.op("scaled_dot_product_attention", (mask,), bias, aten="where")
+    return tape.op(_NAME, (mask,), Out(scores, query.width, "bias", differentiable=False), aten="where")
 
 
 def _context(tape: Tape, key: Ref, value: Ref, sizes: Sizes) -> tuple[Ref, Ref]:
@@ -103,66 +131,6 @@ def _context(tape: Tape, key: Ref, value: Ref, sizes: Sizes) -> tuple[Ref, Ref]:
     sent = sent_bytes("all_gather", whole.elements * whole.width, sizes.cp)
     everywhere = tape.op("all_gather_into_tensor", (both,), whole, comm="all_gather", comm_bytes=sent, group="context")
     return everywhere.part(key.elements * sizes.cp), everywhere.part(value.elements * sizes.cp)
-
-
-def _eager(tape: Tape, qkv: QueryKeyValue, heads: Heads, sizes: Sizes) -> Ref:
-    """Matrix product, softmax in fp32, matrix product: keeps the scores after softmax, and both operands of each."""
-    query, key, value = qkv
-    key, value = _repeated(tape, key, heads), _repeated(tape, value, heads)
-    if not heads.packed:
-        query = _batched(tape, query, heads, sizes, repeats=1)
-    if not heads.packed or heads.repeats > 1:
-        key = _batched(tape, key, heads, sizes, repeats=heads.repeats)
-    full = Out(sizes.batch * heads.query * sizes.seq * sizes.seq, sizes.width)
-    flops = 2.0 * full.elements
-    weights = tape.op("matmul", (query, key), full, aten="bmm", saves=(query, key), flops=flops * heads.dim, heavy=True)
-    weights = _softmax(tape, tape.op("mul", (weights,), full), heads, sizes)
-    value = _batched(tape, value, heads, sizes, repeats=heads.repeats)
-    mixed = tape.op(
-        "matmul",
-        (weights, value),
-        Out(sizes.tokens * heads.query * heads.value_dim, sizes.width),
-        aten="bmm",
-        saves=(weights, value),
-        flops=flops * heads.value_dim,
-        heavy=True,
-    )
-    if heads.query == 1:
-        return mixed  # already in the layout of the output projection
-    return tape.op("contiguous", (mixed,), mixed.like(), aten="clone")
-
-
-def _softmax(tape: Tape, scores: Ref, heads: Heads, sizes: Sizes) -> Ref:
-    full, wide = scores.like(), scores.like(width=FP32)
-    if heads.softcap is not None:
-        scores = tape.op("div", (scores,), full)
-        scores = tape.op("tanh", (scores,), full, saves_results=(0,))
-        scores = tape.op("mul", (scores,), full)
-    kind = ".local" if heads.window is not None else ""
-    mask = tape.shared(f"{TABLES}{kind}.mask", sizes.batch * sizes.seq * sizes.seq, sizes.width)
-    scores = tape.op("add", (scores, mask), full)
-    if sizes.upcast:
-        scores = tape.op("softmax", (scores,), wide, aten="_to_copy")
-    weights = tape.op("softmax", (scores,), wide, aten="_softmax", saves_results=(0,))
-    return tape.op("to", (weights,), full, aten="_to_copy") if sizes.upcast else weights
-
-
-def _repeated(tape: Tape, value: Ref, heads: Heads) -> Ref:
-    """Keys or values repeated for every query head that shares them.
-
-    `expand` then `reshape` copies, unless a single head is repeated: then the reshaped view has stride 0.
-    """
-    if heads.repeats == 1 or heads.key == 1:
-        return value
-    return tape.op("reshape", (value,), Out(value.elements * heads.repeats, value.width), aten="clone")
-
-
-def _batched(tape: Tape, value: Ref, heads: Heads, sizes: Sizes, *, repeats: int) -> Ref:
-    """The operand of a batched product: batch and heads are merged, which copies a transposed tensor of both."""
-    several = heads.query > 1 if repeats == 1 else heads.key == 1  # `_repeated` has made several key heads contiguous
-    if sizes.batch == 1 or not several:
-        return value
-    return tape.op("matmul", (value,), Out(value.elements * repeats, value.width), aten="clone")
 
 
 def _pairs(sizes: Sizes, *, causal: bool) -> float:

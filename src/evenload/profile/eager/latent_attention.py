@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from evenload.model import LatentAttention
 from evenload.profile.eager.attention import position_tables, rotate
-from evenload.profile.eager.core import Heads, attention_core
+from evenload.profile.eager.core import attention_core
 from evenload.profile.eager.linear import linear
 from evenload.profile.eager.norms import FP32, rms_norm
+from evenload.profile.eager.scores import Heads
 from evenload.profile.sizes import Sizes
 from evenload.profile.tape import TABLES, Out, Ref, Tape
 
@@ -23,7 +24,7 @@ def latent_attention(tape: Tape, source: Ref, shape: LatentAttention, sizes: Siz
         shape: heads and widths of the whole model.
         sizes: the rank's micro-batch.
     """
-    heads, tokens, width = shape.heads // sizes.tp, sizes.tokens, sizes.width
+    heads, tokens = shape.heads // sizes.tp, sizes.tokens
     query = _query(tape, source, shape, sizes)
     squeezed = shape.kv_rank + shape.rope_dim
     latent = linear(tape.at("kv_a_proj_with_mqa"), source, sizes.hidden, squeezed, bias=shape.bias)
@@ -32,11 +33,15 @@ def latent_attention(tape: Tape, source: Ref, shape: LatentAttention, sizes: Siz
         tape, query.part(tokens * heads * shape.rope_dim), latent.part(tokens * shape.rope_dim), shape, sizes
     )
     dim = shape.nope_dim + shape.rope_dim
-    full = Out(tokens * heads * dim, width)
-    query = tape.op("cat", (query.part(tokens * heads * shape.nope_dim), query_turned), full)
+    straight = tape.promoted(query.part(tokens * heads * shape.nope_dim), query_turned)
+    query = tape.op("cat", (straight, query_turned), Out(tokens * heads * dim, straight.width))
     expanded = heads * (shape.nope_dim + shape.value_dim)
     key_value = linear(tape.at("kv_b_proj"), key_value, shape.kv_rank, expanded)
-    key = tape.op("copy_", (key_value.part(tokens * heads * shape.nope_dim), key_turned), full)
+    key = tape.op(
+        "copy_",
+        (key_value.part(tokens * heads * shape.nope_dim), key_turned),
+        Out(tokens * heads * dim, key_value.width),
+    )
     mixed = attention_core(
         tape,
         (query, key, key_value.part(tokens * heads * shape.value_dim)),
@@ -69,13 +74,14 @@ def _pairs(tape: Tape, value: Ref, cos: Ref, sin: Ref) -> Ref:
     """Even and odd elements are turned against each other: `x1 cos - x2 sin`, `x2 cos + x1 sin`."""
     half = value.part(value.elements // 2)
     cos, sin = cos.part(cos.elements // 2), sin.part(sin.elements // 2)
+    wide = half.like(width=max(half.width, cos.width))
 
     def turned(last: str) -> Ref:
-        first = tape.op("mul", (half, cos), half.like(), saves=(cos,))
-        second = tape.op("mul", (half, sin), half.like(), saves=(sin,))
-        return tape.op(last, (first, second), half.like())
+        first = tape.op("mul", (half, cos), wide, saves=(cos,))
+        second = tape.op("mul", (half, sin), wide, saves=(sin,))
+        return tape.op(last, (first, second), wide)
 
-    return tape.op("cat", (turned("sub"), turned("add")), value.like())
+    return tape.op("cat", (turned("sub"), turned("add")), value.like(width=wide.width))
 
 
 def _complex(tape: Tape, query: Ref, key: Ref, elements: int) -> tuple[Ref, Ref]:

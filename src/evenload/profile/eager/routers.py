@@ -32,7 +32,7 @@ def route(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple[Ref, R
 
 def _mixtral(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple[Ref, Ref]:
     scores = linear(tape, source, sizes.hidden, shape.experts)
-    if sizes.upcast:
+    if scores.width != FP32:
         scores = tape.op("float", (scores,), Out(scores.elements, FP32), aten="_to_copy")
     weights, chosen = _best(tape, _softmax(tape, scores), shape)
     return _normalized(tape, weights, shape), chosen
@@ -40,13 +40,14 @@ def _mixtral(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple[Ref
 
 def _qwen(tape: Tape, source: Ref, shape: Experts, sizes: Sizes) -> tuple[Ref, Ref]:
     scores = linear(tape, source, sizes.hidden, shape.experts)
-    if sizes.upcast:
+    width = scores.width
+    if width != FP32:
         scores = tape.op("softmax", (scores,), Out(scores.elements, FP32), aten="_to_copy")
     weights, chosen = _best(tape, _softmax(tape, scores), shape)
     if shape.normalized:
         weights = _normalized(tape, weights, shape)
-    if sizes.upcast:
-        weights = tape.op("to", (weights,), Out(weights.elements, sizes.width), aten="_to_copy")
+    if width != FP32:
+        weights = tape.op("to", (weights,), Out(weights.elements, width), aten="_to_copy")
     return weights, chosen
 
 
