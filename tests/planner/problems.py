@@ -79,11 +79,14 @@ def random_table(seed, *, layers=(4, 10), kinds=(1, 1, 2), **sizes):
 
 
 def random_model(seed, *, layers=(4, 9), **sizes):
-    """(profile, setup, limit) of a random model with working memory, buffers, an optimizer step and two kinds mixed."""
+    """(profile, setup, limit) of a random model with working memory, buffers, an optimizer step and two kinds mixed.
+
+    Gradients of every other one come to be in the first backward of a step.
+    """
     rng = random.Random(seed)
     setup = random_setup(rng, **sizes)
     count = max(rng.randint(*layers), setup.chunks)
-    kinds = {name: _random_layer(rng, name) for name in ("a", "b", "embedding", "head")}
+    kinds = {name: _random_layer(rng, name, births=bool(seed % 2)) for name in ("a", "b", "embedding", "head")}
     profile = Profile(
         layers=kinds,
         blocks=tuple(rng.choice("aab") for _ in range(count)),
@@ -98,7 +101,7 @@ def random_model(seed, *, layers=(4, 9), **sizes):
     return profile, setup, round(200 + 70 * count / setup.pp * rng.uniform(1.0, min(setup.micro_batches, setup.pp) + 1))
 
 
-def _random_layer(rng, kind):
+def _random_layer(rng, kind, *, births):
     time, kept, work = rng.randint(1, 10), rng.randint(20, 60), rng.randint(0, 30)
     left = {
         Recompute.NONE: kept,
@@ -112,12 +115,14 @@ def _random_layer(rng, kind):
     def cost(policy):
         choice = policy.choice
         stays = left[choice]
+        first = (kept - stays + work, static, 3, -kept - work - 3)
         return Cost(
             forward_time=time,
             backward_time=2 * time + again[choice],
             recompute_time=again[choice],
             forward=Segment(events=(kept + work, stays - kept - work)),
             backward=Segment(events=(kept - stays + work, -kept - work)),
+            first_backward=Segment(events=first) if births else None,
         )
 
     static = rng.randint(5, 20)
@@ -183,9 +188,10 @@ def _rank_options(problem, stage, bounds, expressible):
         step = profile.optimizer_transient(sum(layer.parameters for layer in layers))
     found = []
     for combination in itertools.product(*per_chunk):
-        _, _, kept, forward_peak, backward_peak = np.array(combination).T
-        level = problem.graph.in_flight[stage].level(kept, forward_peak, backward_peak).max()
-        if base + max(level, step) + profile.outside <= problem.limit:
+        _, _, kept, forward_peak, backward_peak, first, born = np.array(combination).T
+        moments = problem.graph.in_flight_with_births[stage]
+        level = moments.level(kept, forward_peak, backward_peak, first_backward_peak=first, born=born).max()
+        if base - born.sum() + max(level, step + born.sum()) + profile.outside <= problem.limit:
             found.append(([one[0] for one in combination], [one[1] for one in combination]))
     found.sort(key=lambda times: (sum(times[1]), times[1]))
     kept_times = []
@@ -202,7 +208,7 @@ def _kinds(problem, chunk, start, end):
 
 
 def _chunk_options(problem, chunk, start, end, expressible):
-    """{(forward, backward, kept, forward peak, backward peak)} of a chunk under all rows of choices."""
+    """{(forward, backward, kept, peaks of forward, backward and first backward, born)} under all rows of choices."""
     profile = problem.profile
     first = len(profile.first) if chunk == 0 else 0
     kinds = _kinds(problem, chunk, start, end)
@@ -233,16 +239,20 @@ def _sum(costs):
     for cost in costs:
         forward_peak = max(forward_peak, level + cost.forward.peak)
         level += cost.kept
-    kept, level = level, 0.0
+    kept, level, first_peak, born = level, 0.0, 0.0, 0.0
     for cost in reversed(costs):
         backward_peak = max(backward_peak, level + cost.backward.peak)
+        first_peak = max(first_peak, level + born + cost.first.peak)
         level -= cost.kept
+        born += cost.born
     return (
         sum(cost.forward_time for cost in costs),
         sum(cost.backward_time for cost in costs),
         kept,
         forward_peak,
         backward_peak,
+        first_peak,
+        born,
     )
 
 

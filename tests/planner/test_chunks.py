@@ -59,9 +59,15 @@ def test_every_option_costs_what_the_simulator_says(seed):
         rest = [ORDER[-1]] * (len(profile.blocks) - layers)
         plan = Plan(setup=Setup(pp=2), layout=layout, policy=Policy.of_choices([*choices, *rest]))
         costs = chunk_costs(profile, plan)
-        for name in ("forward", "backward", "recompute", "kept", "forward_peak", "backward_peak"):
+        peaks = ("forward_peak", "backward_peak", "first_backward_peak")
+        for name in ("forward", "backward", "recompute", "kept", *peaks):
             assert getattr(options, name)[index] == pytest.approx(getattr(costs, name)[0, 0], rel=1e-12, abs=1e-9), name
-        held = costs.static[0] + sum(profile.kind(profile.blocks[layer]).buffers for layer in range(layers))
+        assert options.born == pytest.approx(costs.born[0, 0])
+        held = (
+            costs.static[0]
+            - costs.born[0, 0]
+            + sum(profile.kind(profile.blocks[layer]).buffers for layer in range(layers))
+        )
         held += sum(profile.kind(kind).buffers for kind in profile.first)
         assert options.base == pytest.approx(held)
         assert options.parameters == pytest.approx(costs.parameters[0])
@@ -72,7 +78,7 @@ def test_the_best_options_beat_every_option_left_out(seed):
     problem = problem_of(random_model(seed))
     options = chunk_options([problem.costs[kind] for kind in problem.kinds[:4]], problem.before, EndCosts())
     best = options.best()
-    columns = ("forward", "backward", "kept", "forward_peak", "backward_peak")
+    columns = ("forward", "backward", "kept", "forward_peak", "backward_peak", "first_backward_peak")
     every, kept = (np.stack([getattr(one, name) for name in columns], axis=1) for one in (options, best))
     assert all((kept <= row).all(axis=1).any() for row in every)
     assert len(best) <= len(options)

@@ -30,12 +30,20 @@ def naive_times(actions, forward, backward, transfer=0.0):
     return times
 
 
-def naive_peak(order, kept, forward_peak, backward_peak):
-    """Highest level of one rank above its static memory, with costs indexed [chunk]."""
+def naive_peak(order, kept, forward_peak, backward_peak, *, first_backward_peak=None, born=None):
+    """Highest level of one rank above its static memory, with costs indexed [chunk].
+
+    `born` are gradients that come to be in the first backward of a chunk, and stay.
+    """
     level = peak = 0.0
+    seen = set()
     for action in order:
-        forward = action.op is Op.FORWARD
-        peak = max(peak, level + (forward_peak if forward else backward_peak)[action.chunk])
-        level += kept[action.chunk] if forward else -kept[action.chunk]
+        chunk, forward = action.chunk, action.op is Op.FORWARD
+        first = born is not None and not forward and chunk not in seen
+        peak = max(peak, level + (forward_peak if forward else first_backward_peak if first else backward_peak)[chunk])
+        level += kept[chunk] if forward else -kept[chunk]
+        if first:
+            level += born[chunk]
+            seen.add(chunk)
         peak = max(peak, level)
     return peak

@@ -32,8 +32,11 @@ def given_plan(instance, recorded):
     )
 
 
-def layer(kind, *, time=1.0, parameters=0.0, kept=1.0, extra=0.0, backward_extra=0.0, buffers=0.0):
-    """A layer that keeps `kept`, or nothing under full recompute, and needs `extra` beside it while it runs."""
+def layer(kind, *, time=1.0, parameters=0.0, kept=1.0, extra=0.0, backward_extra=0.0, buffers=0.0, born=False):
+    """A layer that keeps `kept`, or nothing under full recompute, and needs `extra` beside it while it runs.
+
+    Its gradients are half its parameters; where they are `born`, they come to be in the first backward.
+    """
 
     def cost(policy):
         left = 0.0 if policy.full else kept
@@ -44,6 +47,9 @@ def layer(kind, *, time=1.0, parameters=0.0, kept=1.0, extra=0.0, backward_extra
             recompute_time=again,
             forward=Segment(events=(kept + extra, left - kept - extra)),
             backward=Segment(events=(kept - left + backward_extra, -kept - backward_extra)),
+            first_backward=Segment(events=(kept - left + backward_extra, parameters / 2, -kept - backward_extra))
+            if born
+            else None,
         )
 
     static = {"parameters": parameters, "gradients": parameters / 2, "optimizer": 2 * parameters, "buffers": buffers}

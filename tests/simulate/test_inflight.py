@@ -76,6 +76,26 @@ def test_the_highest_moment_is_the_highest_point_of_the_whole_step(name, pp, int
         assert without == pytest.approx((moments.fullest @ kept).max(), rel=1e-12)
 
 
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    pp=st.integers(1, 5),
+    interleave=st.integers(1, 3),
+    micro_batches=st.integers(1, 7),
+    seed=st.integers(0, 10**6),
+)
+def test_gradients_come_to_be_in_the_first_backward_of_every_chunk(name, pp, interleave, micro_batches, seed):
+    interleave = 1 if SCHEDULES[name].one_chunk else interleave
+    rng = np.random.default_rng(seed)
+    kept, extra, backward, more, born = rng.random((5, interleave))
+    for order in actions(name, pp=pp, interleave=interleave, micro_batches=micro_batches):
+        moments = in_flight(order, interleave=interleave, births=True)
+        level = moments.level(kept, kept + extra, backward, first_backward_peak=born + more, born=born).max()
+        peak = naive_peak(order, kept, kept + extra, backward, first_backward_peak=born + more, born=born)
+        assert max(level, born.sum()) == pytest.approx(peak, rel=1e-12)
+        usual = moments.level(kept, kept + extra, backward).max()
+        assert usual == pytest.approx(in_flight(order, interleave=interleave).level(kept, kept + extra, backward).max())
+
+
 def test_levels_of_many_plans_are_taken_at_once():
     moments = ActionGraph.scheduled("interleaved_1f1b", pp=2, interleave=2, micro_batches=4).in_flight[0]
     kept = np.arange(6.0).reshape(3, 2)

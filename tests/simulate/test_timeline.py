@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,6 +150,35 @@ def test_the_optimizer_step_can_set_the_peak():
     assert timeline.curve(0)[1].max() == rank.peak_allocated
     small = block_profile(optimizer_transient=lambda parameters: 0.01 * parameters)
     assert simulate(small, even_plan(small, pp=4, micro_batches=8)).memory[0].running == "backward of chunk 0"
+
+
+def test_gradients_come_to_be_in_the_first_backward_of_a_step():
+    """Three layers of one gradient each; every layer keeps 10 and needs 2 more in backward."""
+    one = layer("block", parameters=2.0, kept=10.0, backward_extra=2.0, born=True)
+    held, born = (
+        simulate(profile := profile_of(kind, blocks=("block",) * 3), even_plan(profile, pp=1, micro_batches=count))
+        for kind, count in ((replace(one, cost=layer("block", kept=10.0, backward_extra=2.0).cost), 1), (one, 1))
+    )
+    static = 3 * (2 + 4)
+    assert held.peak == (static + 3 + 30 + 2,)
+    (memory,) = born.memory
+    # the first layer that runs backward makes its gradient beside what it needs; there are no others yet
+    assert (memory.peak_allocated, memory.gradients, memory.transient) == (static + 30 + 2 + 1, 0, 3)
+    assert born.curve(0)[1].max() == memory.peak_allocated
+    assert born.curve(0)[1][-2:].tolist() == [static + 3, static]
+    twice = profile_of(one, blocks=("block",) * 3)
+    later = simulate(twice, even_plan(twice, pp=1, micro_batches=2))
+    assert later.peak == (static + 3 + 30 + 2,)
+    assert later.memory[0].gradients == 3
+    assert later.curve(0)[1].max() == later.peak[0]
+
+
+def test_the_optimizer_step_finds_every_gradient():
+    one = layer("block", parameters=100.0, kept=1.0, born=True)
+    profile = profile_of(one, blocks=("block",) * 2, optimizer_transient=lambda parameters: parameters / 10)
+    (memory,) = simulate(profile, even_plan(profile, pp=1, micro_batches=1)).memory
+    assert (memory.running, memory.gradients, memory.transient) == ("optimizer step", 100.0, 20.0)
+    assert memory.peak_allocated == 2 * 100 + 2 * 200 + 100 + 20
 
 
 def test_fewer_micro_batches_than_stages_hold_less():

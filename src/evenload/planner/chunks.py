@@ -24,6 +24,8 @@ class ChunkOptions:
     layers: int
     base: float
     """What the chunk's layers hold all through the step."""
+    born: float
+    """Gradients that come to be in the chunk's first backward of a step."""
     parameters: float
     counts: Ints
     """[option, choice]: layers under each of `CHOICES`, in their order in the chunk."""
@@ -36,6 +38,8 @@ class ChunkOptions:
     """Highest point of a forward above its start."""
     backward_peak: Floats
     """Highest point of a backward above its start."""
+    first_backward_peak: Floats
+    """That of the first backward of a step."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -45,6 +49,7 @@ class ChunkOptions:
         return ChunkOptions(
             layers=self.layers,
             base=self.base,
+            born=self.born,
             parameters=self.parameters,
             counts=self.counts[rows],
             forward=self.forward[rows],
@@ -53,13 +58,16 @@ class ChunkOptions:
             kept=self.kept[rows],
             forward_peak=self.forward_peak[rows],
             backward_peak=self.backward_peak[rows],
+            first_backward_peak=self.first_backward_peak[rows],
         )
 
     def best(self) -> ChunkOptions:
         """The options that no other beats in time and memory."""
-        rows = np.stack([self.forward, self.backward, self.kept, self.forward_peak, self.backward_peak], axis=1)
-        varied = rows[:, [0, *(column for column in range(1, 5) if np.ptp(rows[:, column]) > 0)]]
-        same = np.array_equal(self.forward_peak, self.kept) and not self.backward_peak.any()
+        peaks = [self.forward_peak, self.backward_peak]
+        peaks += [self.first_backward_peak] if self.born else []
+        rows = np.stack([self.forward, self.backward, self.kept, *peaks], axis=1)
+        varied = rows[:, [0, *(column for column in range(1, rows.shape[1]) if np.ptp(rows[:, column]) > 0)]]
+        same = np.array_equal(self.forward_peak, self.kept) and not any(peak.any() for peak in peaks[1:])
         return self.take(nondominated(rows[:, 1:3] if same and np.ptp(self.forward) == 0 else varied))
 
 
@@ -114,9 +122,12 @@ class _Sums:
     bounds: Ints
     """[option, choice + 1]: where each choice's layers begin and end."""
     kept: Floats = field(init=False)
+    born: Floats = field(init=False)
+    """[layers + 1]: gradients that come to be in the first n layers."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kept", self.running("kept"))
+        object.__setattr__(self, "born", np.concatenate([[0.0], np.cumsum([cost.born for cost in self.costs])]))
 
     def running(self, name: str) -> Floats:
         """Sum of a cost over the first n layers, [choice, n]."""
@@ -134,19 +145,23 @@ class _Sums:
         """Sum over the layers of one choice, [option]."""
         return table[choice, self.bounds[:, choice + 1]] - table[choice, self.bounds[:, choice]]
 
-    def peaks(self, choice: int) -> tuple[Floats, Floats]:
-        """Highest points while the layers of one choice run forward, and backward, above the start of either."""
+    def peaks(self, choice: int) -> tuple[Floats, Floats, Floats]:
+        """Highest points while the layers of one choice run, above their start: forward, backward, first backward."""
         layers = len(self.costs)
         begin, end = self.bounds[:, choice], self.bounds[:, choice + 1]
-        rising = np.array([cost.forward_peak[choice] for cost in self.costs]) + self.kept[choice, :-1]
-        falling = np.array([cost.backward_peak[choice] for cost in self.costs]) + self.kept[choice, 1:]
-        highest = np.full((2, layers + 1, layers + 1), -np.inf)
+        kept = self.kept[choice]
+        rest = kept - self.born
+        rising = np.array([cost.forward_peak[choice] for cost in self.costs]) + kept[:-1]
+        falling = np.array([cost.backward_peak[choice] for cost in self.costs]) + kept[1:]
+        for_the_first_time = np.array([cost.first_backward_peak[choice] for cost in self.costs]) + rest[1:]
+        highest = np.full((3, layers + 1, layers + 1), -np.inf)
         for first in range(layers):
-            highest[0, first, first + 1 :] = np.maximum.accumulate(rising[first:])
-            highest[1, first, first + 1 :] = np.maximum.accumulate(falling[first:])
+            for row, values in enumerate((rising, falling, for_the_first_time)):
+                highest[row, first, first + 1 :] = np.maximum.accumulate(values[first:])
         return (
-            highest[0, begin, end] - self.kept[choice, begin],
-            highest[1, begin, end] - self.kept[choice, end],
+            highest[0, begin, end] - kept[begin],
+            highest[1, begin, end] - kept[end],
+            highest[2, begin, end] - rest[end],
         )
 
 
@@ -165,11 +180,12 @@ def chunk_options(costs: Sequence[KindCosts], before: EndCosts, after: EndCosts)
     if costs:
         missing[:, 1:] = np.cumsum([~cost.available for cost in costs], axis=0).T
     possible = sum((sums.part(missing, choice) for choice in known), np.zeros(len(counts))) == 0
-    forward_peak, backward_peak = _peaks(sums, before, after)
+    forward_peak, backward_peak, first_backward_peak = _peaks(sums, before, after)
     kept = before.kept + sums.total("kept") + after.kept
     options = ChunkOptions(
         layers=len(costs),
         base=before.base + sum(cost.base for cost in costs) + after.base,
+        born=before.born + sum(cost.born for cost in costs) + after.born,
         parameters=before.parameters + sum(cost.parameters for cost in costs) + after.parameters,
         counts=counts,
         forward=before.forward + sums.total("forward") + after.forward,
@@ -178,14 +194,18 @@ def chunk_options(costs: Sequence[KindCosts], before: EndCosts, after: EndCosts)
         kept=kept,
         forward_peak=forward_peak,
         backward_peak=backward_peak,
+        first_backward_peak=first_backward_peak,
     )
     return options.take(np.flatnonzero(possible))
 
 
-def _peaks(sums: _Sums, before: EndCosts, after: EndCosts) -> tuple[Floats, Floats]:
-    """Highest points of a forward and of a backward of the chunk above their starts, [option]."""
+def _peaks(sums: _Sums, before: EndCosts, after: EndCosts) -> tuple[Floats, Floats, Floats]:
+    """Highest points of a forward, a backward and a step's first backward of the chunk above their starts, [option]."""
     options = len(sums.bounds)
     parts = [sums.part(sums.kept, choice) for choice in range(len(CHOICES))]
+    births = [
+        sums.born[sums.bounds[:, choice + 1]] - sums.born[sums.bounds[:, choice]] for choice in range(len(CHOICES))
+    ]
     highs = [sums.peaks(choice) for choice in range(len(CHOICES))] if sums.costs else []
     forward = np.full(options, before.forward_peak)
     level = np.full(options, before.kept)
@@ -193,9 +213,11 @@ def _peaks(sums: _Sums, before: EndCosts, after: EndCosts) -> tuple[Floats, Floa
         forward = np.maximum(forward, level + high[0])
         level = level + parts[choice]
     forward = np.maximum(forward, level + after.forward_peak)
-    backward = np.full(options, after.backward_peak)
-    level = np.full(options, -after.kept)
+    backward, first = np.full(options, after.backward_peak), np.full(options, after.first_backward_peak)
+    level, there = np.full(options, -after.kept), np.full(options, after.born)
     for choice in range(len(highs) - 1, -1, -1):
         backward = np.maximum(backward, level + highs[choice][1])
-        level = level - parts[choice]
-    return forward, np.maximum(backward, level + before.backward_peak)
+        first = np.maximum(first, level + there + highs[choice][2])
+        level, there = level - parts[choice], there + births[choice]
+    backward = np.maximum(backward, level + before.backward_peak)
+    return forward, backward, np.maximum(first, level + there + before.first_backward_peak)

@@ -30,7 +30,9 @@ class KindCosts:
 
     kind: str
     base: float
-    """What the layer holds all through the step: parameters, gradients, optimizer states, buffers."""
+    """What the layer holds all through the step: parameters, optimizer states, buffers, gradients but for `born`."""
+    born: float
+    """Gradients that come to be in the first backward of a step; the same under every choice."""
     parameters: float
     """Memory of the parameters alone."""
     available: NDArray[np.bool_]
@@ -45,6 +47,8 @@ class KindCosts:
     """Highest point of the forward above its start."""
     backward_peak: Floats
     """Highest point of the backward above its start."""
+    first_backward_peak: Floats
+    """That of the first backward of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +56,14 @@ class EndCosts:
     """The fixed layers before the first block or after the last one, taken together."""
 
     base: float = 0.0
+    born: float = 0.0
     parameters: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
     kept: float = 0.0
     forward_peak: float = 0.0
     backward_peak: float = 0.0
+    first_backward_peak: float = 0.0
 
     @classmethod
     def of(cls, profile: Profile, kinds: Sequence[str]) -> EndCosts:
@@ -68,18 +74,22 @@ class EndCosts:
         for cost in costs:
             forward_peak = max(forward_peak, kept + cost.forward.peak)
             kept += cost.kept
-        backward_peak = level = 0.0
+        backward_peak = first_peak = level = born = 0.0
         for cost in reversed(costs):
             backward_peak = max(backward_peak, level + cost.backward.peak)
+            first_peak = max(first_peak, level + born + cost.first.peak)
             level -= cost.kept
+            born += cost.born
         return cls(
-            base=sum(layer.static + layer.buffers for layer in layers),
+            base=sum(layer.static + layer.buffers for layer in layers) - born,
+            born=born,
             parameters=sum(layer.parameters for layer in layers),
             forward=sum(cost.forward_time for cost in costs),
             backward=sum(cost.backward_time for cost in costs),
             kept=kept,
             forward_peak=forward_peak,
             backward_peak=backward_peak,
+            first_backward_peak=first_peak,
         )
 
 
@@ -106,9 +116,11 @@ def kind_costs(layer: LayerProfile, policies: Mapping[Recompute, LayerPolicy]) -
     def column(numbers: Sequence[float | None]) -> Floats:
         return np.array([0.0 if number is None else number for number in numbers])
 
+    born = next((cost.born for cost in costs if cost), 0.0)
     return KindCosts(
         kind=layer.kind,
-        base=layer.static + layer.buffers,
+        base=layer.static + layer.buffers - born,
+        born=born,
         parameters=layer.parameters,
         available=np.array([cost is not None for cost in costs]),
         forward=column([cost and cost.forward_time for cost in costs]),
@@ -117,4 +129,5 @@ def kind_costs(layer: LayerProfile, policies: Mapping[Recompute, LayerPolicy]) -
         kept=column([cost and cost.kept for cost in costs]),
         forward_peak=column([cost and cost.forward.peak for cost in costs]),
         backward_peak=column([cost and cost.backward.peak for cost in costs]),
+        first_backward_peak=column([cost and cost.first.peak for cost in costs]),
     )

@@ -32,5 +32,5 @@ def fits(problem: Problem, plan: Plan) -> bool:
     costs = chunk_costs(problem.profile, plan)
     return all(
         rank_memory(moments, costs, rank).needed <= problem.limit
-        for rank, moments in enumerate(problem.graph.in_flight)
+        for rank, moments in enumerate(problem.graph.moments(births=costs.births))
     )

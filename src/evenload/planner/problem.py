@@ -30,6 +30,7 @@ from evenload.planner.costs import (
 from evenload.profile.profile import Profile
 from evenload.setup import Setup
 from evenload.simulate.graph import ActionGraph
+from evenload.simulate.inflight import InFlight
 
 MOST_LAYERS: Final = 1024
 """More layers than any model has; the options of a chunk grow with them."""
@@ -97,6 +98,12 @@ class Problem:
         """Costs of every kind among the blocks, in order of first appearance."""
         policies = choice_policies(self.select, self.comm)
         return tuple(kind_costs(self.profile.kind(kind), policies) for kind in dict.fromkeys(self.profile.blocks))
+
+    @cached_property
+    def moments(self) -> tuple[InFlight, ...]:
+        """[stage]: the fullest moments of every rank."""
+        born = self.before.born + self.after.born + sum(cost.born for cost in self.costs)
+        return self.graph.moments(births=bool(born))
 
     @cached_property
     def kinds(self) -> Ints:

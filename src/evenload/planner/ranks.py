@@ -12,6 +12,7 @@ from evenload.planner.chunks import ChunkOptions, chunk_options
 from evenload.planner.costs import EndCosts, Floats, Ints
 from evenload.planner.pareto import lowest_by, nondominated
 from evenload.planner.problem import Problem
+from evenload.simulate.inflight import InFlight
 
 WIDEST: Final = 20_000
 """Combinations of the chunks so far, times chunks squared, that are looked at together; beyond it the most promising
@@ -136,11 +137,12 @@ class Ranks:
         return self._lean[key]
 
     def base(self, stage: int, options: Sequence[ChunkOptions]) -> tuple[float, float]:
-        """(held all through the step, working memory of the optimizer step)."""
+        """(held all through the step, working memory of the optimizer step with the gradients that it finds)."""
         problem = self.problem
         held = problem.profile.constant + sum(option.base for option in options)
         held += problem.buffers(stage, sum(option.layers for option in options))
-        return held, problem.optimizer_transient(sum(option.parameters for option in options))
+        born = sum(option.born for option in options)
+        return held, born + problem.optimizer_transient(sum(option.parameters for option in options))
 
     def _every(self, chunk: int, content: Content) -> ChunkOptions:
         kinds: list[int] = np.frombuffer(content, dtype=self._kinds.dtype).tolist()
@@ -155,18 +157,10 @@ class Ranks:
         return [self.chunk(row * pp + stage, content) for row, content in enumerate(contents)]
 
     def _combine(self, stage: int, options: Sequence[ChunkOptions], *, limited: bool = True) -> RankOptions:
-        moments = self.problem.graph.in_flight[stage]
+        moments = self.problem.moments[stage]
         held, optimizer = self.base(stage, options)
         room = self.problem.limit - self.problem.profile.outside - held if limited else np.inf
-        loads = [
-            np.outer(option.kept, moments.held[:, chunk])
-            + np.where(
-                moments.chunk == chunk,
-                np.where(moments.forward, option.forward_peak[:, None], option.backward_peak[:, None]),
-                0.0,
-            )
-            for chunk, option in enumerate(options)
-        ]
+        loads = [_load(option, moments, chunk) for chunk, option in enumerate(options)]
         complete = True
         if optimizer > room:
             rows, load = np.empty((0, len(options)), dtype=np.int64), np.empty((0, moments.held.shape[0]))
@@ -214,7 +208,7 @@ class Ranks:
             if len(rows) > widest:
                 keep = _promising(work, (load + rest[chunk + 1]).max(axis=1), widest)
                 rows, load, work, complete = rows[keep], load[keep], work[keep], False
-        best = np.argsort(work, kind="stable")[: 8 * LONGEST]
+        best = np.argsort(work, kind="stable")[: 16 * LONGEST]
         times = np.concatenate(
             [_pick([getattr(option, name) for option in options], rows[best]) for name in ("forward", "backward")],
             axis=1,
@@ -224,6 +218,14 @@ class Ranks:
             best = best[nondominated(times)]
         complete &= len(best) <= LONGEST
         return rows[best[:LONGEST]], load[best[:LONGEST]], complete
+
+
+def _load(options: ChunkOptions, moments: InFlight, chunk: int) -> Floats:
+    """[option, moment]: what a chunk adds to its rank at every moment."""
+    backward = np.where(moments.first, options.first_backward_peak[:, None], options.backward_peak[:, None])
+    running = np.where(moments.forward, options.forward_peak[:, None], backward)
+    held = np.outer(options.kept, moments.held[:, chunk]) + options.born * moments.born[:, chunk]
+    return held + np.where(moments.chunk == chunk, running, 0.0)
 
 
 def _pick(columns: Sequence[Floats], rows: Ints) -> Floats:

@@ -69,10 +69,12 @@ def _kinds(columns: Columns, so_far: list[list[int]]) -> Iterator[Row]:
 
 
 class _Moment(NamedTuple):
-    """A lower bound on what a rank holds above its base: counts @ kept + fixed + extra of each count."""
+    """A lower bound on what a rank holds above its base: counts @ kept + born + fixed + extra of each count."""
 
     counts: Floats
     """[chunk of the rank]."""
+    born: Floats
+    """[chunk of the rank]: 1 where the gradients of the chunk are there."""
     fixed: float
     extra: Floats
     """[count]: added for every layer."""
@@ -104,7 +106,7 @@ def memory_rows(columns: Columns, *, scale: float) -> Iterator[MemoryRows]:
     """Every rank stays within the limit at each of its fullest moments."""
     problem = columns.problem
     room = problem.limit - problem.profile.outside - problem.profile.constant
-    base, kept = columns.cost("base"), columns.cost("kept")
+    base, kept, born = columns.cost("base"), columns.cost("kept"), columns.cost("born")
     for stage in range(problem.pp):
         chunks = list(range(stage, problem.chunks, problem.pp))
         mine = np.flatnonzero(columns.chunk % problem.pp == stage)
@@ -113,8 +115,10 @@ def memory_rows(columns: Columns, *, scale: float) -> Iterator[MemoryRows]:
         loads: list[Floats] = []
         left: list[float] = []
         for (slope, least), moment in product(_buffer_lines(columns, stage), list(_moments(columns, stage))):
-            loads.append(base[mine] + slope + moment.counts[row_of] * kept[mine] + moment.extra[mine])
-            fixed = least + moment.fixed + sum(end.base + moment.counts[row] * end.kept for row, end in ends)
+            held = moment.counts[row_of] * kept[mine] + moment.born[row_of] * born[mine]
+            loads.append(base[mine] + slope + held + moment.extra[mine])
+            fixed = least + moment.fixed
+            fixed += sum(end.base + moment.counts[row] * end.kept + moment.born[row] * end.born for row, end in ends)
             left.append(room - fixed)
         yield MemoryRows(counts=mine, loads=np.array(loads) * scale, room=np.array(left) * scale)
 
@@ -135,23 +139,30 @@ def _buffer_lines(columns: Columns, stage: int) -> list[tuple[float, float]]:
 
 
 def _moments(columns: Columns, stage: int) -> Iterator[_Moment]:
-    """What is certainly held at each of a rank's fullest moments."""
+    """What is certainly held at each of a rank's fullest moments, and by an optimizer step that finds gradients."""
     problem = columns.problem
-    moments = problem.graph.in_flight[stage]
-    seen: set[tuple[bytes, float, bytes]] = set()
-    for held, forward, row in zip(moments.held.astype(float), moments.forward, moments.chunk.tolist(), strict=True):
+    moments = problem.moments[stage]
+    seen: set[tuple[bytes, bytes, float, bytes]] = set()
+    for at, row in enumerate(moments.chunk.tolist()):
         chunk = row * problem.pp + stage
-        counts = held.copy()
+        forward, first = bool(moments.forward[at]), bool(moments.first[at])
+        counts, born = moments.held[at].astype(float), moments.born[at].astype(float)
         counts[row] += forward
-        for fixed, extra in _working(columns, chunk, forward=bool(forward)):
-            key = (counts.tobytes(), fixed, extra.tobytes())
+        runs = "forward" if forward else "first_backward" if first else "backward"
+        for fixed, extra in _working(columns, chunk, runs):
+            key = (counts.tobytes(), born.tobytes(), fixed, extra.tobytes())
             if key not in seen:
                 seen.add(key)
-                yield _Moment(counts, fixed, extra)
+                yield _Moment(counts, born, fixed, extra)
+    if moments.first.any():
+        nothing = np.zeros(problem.interleave)
+        yield _Moment(nothing, nothing + 1, 0.0, np.zeros(len(columns.counts)))
 
 
-def _working(columns: Columns, chunk: int, *, forward: bool) -> Iterator[tuple[float, Floats]]:
+def _working(columns: Columns, chunk: int, runs: str) -> Iterator[tuple[float, Floats]]:
     """What the last layer of a chunk needs beside what is kept: (fixed, added for every layer).
+
+    `runs` is `forward`, `backward` or `first_backward`.
 
     If all layers of the chunk need at least w, then w is needed; and one layer that needs less takes the demand down
     to the least that any layer needs.
@@ -159,9 +170,10 @@ def _working(columns: Columns, chunk: int, *, forward: bool) -> Iterator[tuple[f
     problem = columns.problem
     if chunk == problem.chunks - 1 and problem.profile.last:
         after = problem.after
-        yield after.forward_peak - after.kept if forward else after.backward_peak, np.zeros(len(columns.counts))
+        need = after.forward_peak - after.kept if runs == "forward" else getattr(after, f"{runs}_peak")
+        yield need, np.zeros(len(columns.counts))
         return
-    needs = columns.cost("forward_peak") - columns.cost("kept") if forward else columns.cost("backward_peak")
+    needs = columns.cost(f"{runs}_peak") - (columns.cost("kept") if runs == "forward" else 0.0)
     mine = np.array(columns.of_chunk[chunk])
     lowest = max(0.0, float(needs[mine].min())) if problem.least[chunk] else 0.0
     yield lowest, np.zeros(len(columns.counts))

@@ -69,7 +69,9 @@ def shortage(ranks: Ranks) -> Shortage:
 def fullest(problem: Problem, plan: Plan) -> RankMemory:
     """What the rank that needs most holds at its peak."""
     costs = chunk_costs(problem.profile, plan)
-    memories = [rank_memory(moments, costs, rank) for rank, moments in enumerate(problem.graph.in_flight)]
+    memories = [
+        rank_memory(moments, costs, rank) for rank, moments in enumerate(problem.graph.moments(births=costs.births))
+    ]
     return max(memories, key=lambda memory: memory.needed)
 
 

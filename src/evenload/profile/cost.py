@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import fsum
 
 from evenload.errors import EvenloadError
@@ -26,6 +27,22 @@ from evenload.plan.operators import Graph, Operator
 from evenload.plan.policy import LayerPolicy
 from evenload.profile.liveness import backward_events, forward_events, needs_gradient, shares_gradient
 from evenload.profile.profile import Cost, Segment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Births:
+    """What the first backward of a step does with the gradients of weights."""
+
+    gradients: float
+    """Bytes of the layer's accumulated gradients, which come to be one by one with those of its weights."""
+    weight_gradients: float
+    """As `weight_gradients` of `graph_cost`: 0 where the gradient of a weight becomes the accumulated one."""
+
+    def share(self, graph: Graph) -> float:
+        """Bytes of accumulated gradients for every byte of a weight."""
+        weights = sum(operator.weight_bytes for operator in graph.operators)
+        return self.gradients / weights if weights else 0.0
+
 
 OperatorTime = Callable[[Operator], float]
 """Seconds of one forward call of an operator."""
@@ -41,6 +58,7 @@ def graph_cost(
     mp_comm: bool = True,
     sliced: int = 1,
     weight_gradients: float = 1.0,
+    births: Births | None = None,
 ) -> Cost:
     """Times and memory of one layer for one micro-batch under a policy.
 
@@ -55,6 +73,7 @@ def graph_cost(
             ranks in backward; 1: keeps all of it.
         weight_gradients: bytes of a weight's gradient while backward makes it, for every byte of the weight:
             0 where the kernel adds straight into the gradients that the rank holds.
+        births: what differs in the first backward of a step; None: nothing, gradients are there all the time.
 
     Raises:
         EvenloadError: a pattern of the policy cannot be read, or an argument is out of range.
@@ -66,6 +85,19 @@ def graph_cost(
     decision = decide(graph, policy, mp_comm=mp_comm)
     share = 1 / sliced if policy.full else 1.0
     recompute = recompute_time(graph, decision, times) + _gather_time(graph, share, times)
+
+    def backward(weight_gradients: float, born: float) -> Segment:
+        return Segment(
+            events=backward_events(
+                graph,
+                decision,
+                full=policy.full,
+                weight_gradients=weight_gradients,
+                input_share=share,
+                born=born,
+            )
+        )
+
     return Cost(
         forward_time=fsum(map(times, graph.operators)),
         backward_time=fsum(backward_time(graph, operator, times) for operator in graph.operators)
@@ -73,11 +105,8 @@ def graph_cost(
         + recompute,
         recompute_time=recompute,
         forward=Segment(events=forward_events(graph, decision.kept, input_share=share)),
-        backward=Segment(
-            events=backward_events(
-                graph, decision, full=policy.full, weight_gradients=weight_gradients, input_share=share
-            )
-        ),
+        backward=backward(weight_gradients, 0.0),
+        first_backward=None if births is None else backward(births.weight_gradients, births.share(graph)),
     )
 
 

@@ -20,11 +20,11 @@ from evenload.profile.buffers import (
     optimizer_transient,
     outside_parts,
 )
-from evenload.profile.cost import graph_cost
+from evenload.profile.cost import Births, graph_cost
 from evenload.profile.fused.placeholders import placeholder_bytes
 from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
 from evenload.profile.profile import Cost, LayerProfile, Profile
-from evenload.profile.static import static_of
+from evenload.profile.static import Static, static_of
 from evenload.setup import DType, Setup, check_setup
 
 
@@ -86,7 +86,7 @@ def layer_profile(
     """What one layer costs. Costs under a policy are worked out once and kept."""
     graph = block_graph(model, layer, setup, autocast=autocast)
     products = replace(setup, dtype=autocast or setup.dtype)
-    static = static_of(layer, model, setup)
+    static = _with_tied_gradient(layer, model, setup, static_of(layer, model, setup))
 
     @cache
     def times(operator: Operator) -> float:
@@ -101,6 +101,7 @@ def layer_profile(
             mp_comm=switches.mp_comm,
             sliced=setup.tp if switches.slice_activation and not setup.sequence_parallel else 1,
             weight_gradients=_weight_gradients(setup),
+            births=_births(layer, model, setup, static.gradients),
         )
 
     return LayerProfile(
@@ -125,6 +126,35 @@ def _weight_gradients(setup: Setup) -> float:
     if setup.backend != "torch" or (setup.zero >= 2 and setup.pp == 1):
         return 0.0
     return 0.0 if setup.micro_batches == 1 and setup.gradient_dtype == setup.dtype else 1.0
+
+
+def _births(layer: Layer, model: Model, setup: Setup, gradients: float) -> Births | None:
+    """PyTorch makes gradients in the first backward of a step, and lets them go after it (`set_to_none=True`).
+
+    Megatron-LM has buffers for them, made before the first step (`core/distributed/param_and_grad_buffer.py`).
+    """
+    if setup.backend != "torch":
+        return None
+    becomes = setup.gradient_dtype == setup.dtype or (setup.zero >= 2 and setup.pp == 1)
+    tied = layer.role == "embedding" and shares_head(model, setup)  # the head has made the gradient
+    return Births(gradients=gradients, weight_gradients=0.0 if becomes and not tied else _weight_gradients(setup))
+
+
+def _with_tied_gradient(layer: Layer, model: Model, setup: Setup, static: Static) -> Static:
+    """Static memory of a layer, the gradient of a weight that embedding and head share counted with the head.
+
+    Backward of the head comes first and makes it.
+    """
+    if setup.backend != "torch" or layer.role not in {"embedding", "head"} or not shares_head(model, setup):
+        return static
+    moved = static_of(model.embedding, model, setup).gradients
+    own = static.gradients - moved if layer.role == "embedding" else static.gradients + moved
+    return replace(static, gradients=own)
+
+
+def shares_head(model: Model, setup: Setup) -> bool:
+    """Whether embedding and head of a rank are one weight."""
+    return model.tied and setup.pp == 1
 
 
 def possible_choices(graph: Graph) -> tuple[Recompute, ...]:

@@ -71,9 +71,15 @@ def forward_events(graph: Graph, kept: Iterable[str], *, input_share: float = 1.
 
 
 def backward_events(
-    graph: Graph, decision: Decision, *, full: bool, weight_gradients: float = 1.0, input_share: float = 1.0
+    graph: Graph,
+    decision: Decision,
+    *,
+    full: bool,
+    weight_gradients: float = 1.0,
+    input_share: float = 1.0,
+    born: float = 0.0,
 ) -> tuple[float, ...]:
-    """Memory events of a layer's backward; they add up to minus what was kept.
+    """Memory events of a layer's backward; they add up to what is born minus what was kept.
 
     Args:
         graph: the layer.
@@ -81,8 +87,9 @@ def backward_events(
         full: everything is run again before backward starts.
         weight_gradients: bytes of a weight's gradient while it is made, for every byte of the weight.
         input_share: the part of the input that was kept; the rest is gathered first.
+        born: bytes of accumulated gradients that come to be with the gradient of a weight, for every byte of it.
     """
-    walk = _Backward(graph, decision, weight_gradients)
+    walk = _Backward(graph, decision, weight_gradients, born)
     return walk.run(full=full, input_share=input_share)
 
 
@@ -166,10 +173,11 @@ class _Gradient:
 class _Backward:
     """The walk through one layer's backward."""
 
-    def __init__(self, graph: Graph, decision: Decision, weight_gradients: float):
+    def __init__(self, graph: Graph, decision: Decision, weight_gradients: float, born: float):
         self.graph = graph
         self.decision = decision
         self.weight_gradients = weight_gradients
+        self.born = born
         self.memory = _Memory(graph)
         self.gradients: dict[str, _Gradient] = {}
         self.parts: dict[str, list[_Gradient]] = {}
@@ -211,7 +219,7 @@ class _Backward:
             for name in operator.saves:
                 self._provide(name)
             scratch = operator.backward_scratch + temporaries(self.graph, operator)
-            self.memory.change(weights, scratch)
+            self.memory.change(weights, self.born * operator.weight_bytes, scratch)
             made = self._differentiate(operator, arrived)
             self.memory.change(-scratch)
         kept = set(self.decision.kept)

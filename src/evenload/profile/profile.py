@@ -61,11 +61,24 @@ class Cost:
     """Ends at what the layer keeps for backward."""
     backward: Segment
     """Ends at minus what the layer kept."""
+    first_backward: Segment | None = None
+    """The first backward of a step where gradients come to be in it: ends at the layer's gradients minus what it kept.
+    None: the rank holds them all the time."""
 
     @property
     def kept(self) -> float:
         """What forward leaves alive for backward."""
         return self.forward.net
+
+    @property
+    def first(self) -> Segment:
+        """The first backward of a step."""
+        return self.first_backward or self.backward
+
+    @property
+    def born(self) -> float:
+        """Gradients that come to be in the first backward of a step; they are there until the optimizer has run."""
+        return 0.0 if self.first_backward is None else self.first_backward.net - self.backward.net
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 class ChunkCosts:
     """Costs of every chunk for one micro-batch, and what every stage holds all the time.
 
-    Memory and time are in the units of the profile. Gradients count as static: a training step holds them from its
-    first backward to the optimizer step, and frameworks with a gradient buffer hold them always.
+    Memory and time are in the units of the profile. Frameworks with a buffer for gradients hold them always; in others
+    those of a chunk come to be in the first backward of a step, and are there until the optimizer has run (`born`).
     """
 
     forward: Floats
@@ -37,6 +37,12 @@ class ChunkCosts:
     """[chunk, stage]: highest point of a forward above its start, at least `kept`."""
     backward_peak: Floats
     """[chunk, stage]: highest point of a backward above its start, at least 0."""
+    first_backward_peak: Floats
+    """[chunk, stage]: that of the first backward of a step."""
+    first_born: Floats
+    """[chunk, stage]: gradients that are there when the layer begins in which the first backward has that point."""
+    born: Floats
+    """[chunk, stage]: gradients that come to be in the first backward of a step; a part of `gradients`."""
     parameters: Floats
     """[stage]."""
     gradients: Floats
@@ -71,8 +77,13 @@ class ChunkCosts:
 
     @property
     def base(self) -> Floats:
-        """[stage]: what a rank holds all through the step: static + constant + buffers."""
-        return self.static + self.constant + self.buffers
+        """[stage]: what a rank holds all through the step: static + constant + buffers, but for what is born in it."""
+        return self.static - self.born.sum(axis=0) + self.constant + self.buffers
+
+    @property
+    def births(self) -> bool:
+        """Whether gradients come to be in the step."""
+        return bool(self.born.any())
 
     @classmethod
     def of_tables(
@@ -106,6 +117,9 @@ class ChunkCosts:
             kept=_like(times, kept),
             forward_peak=_like(times, kept),
             backward_peak=_like(times, 0.0),
+            first_backward_peak=_like(times, 0.0),
+            first_born=_like(times, 0.0),
+            born=_like(times, 0.0),
             parameters=_like(times[0], static),
             gradients=_like(times[0], 0.0),
             optimizer=_like(times[0], 0.0),
@@ -136,7 +150,7 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
             fix="make the layers of all chunks sum to the layers of the model",
         )
     shape = (layout.interleave, layout.pp)
-    table = np.zeros((6, *shape))
+    table = np.zeros((len(_Sums._fields), *shape))
     held = np.zeros((5, layout.pp))
     cost_of = _Costs(profile)
     for chunk, stage, layers in layout.chunks():
@@ -150,15 +164,12 @@ def chunk_costs(profile: Profile, plan: Plan) -> ChunkCosts:
             kinds += profile.last
         table[:, chunk, stage] = _add_up(of_chunk)
         held[:, stage] += _held(map(profile.kind, kinds))
-    forward, backward, recompute, kept, forward_peak, backward_peak = table
+    sums = dict(zip(_Sums._fields, table, strict=True))
+    sums["forward"] = sums["forward"] + profile.chunk_forward
+    sums["backward"] = sums["backward"] + profile.chunk_backward
     parameters, gradients, optimizer, buffers, update = held
     return ChunkCosts(
-        forward=forward + profile.chunk_forward,
-        backward=backward + profile.chunk_backward,
-        recompute=recompute,
-        kept=kept,
-        forward_peak=forward_peak,
-        backward_peak=backward_peak,
+        **sums,
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
@@ -179,6 +190,9 @@ class _Sums(NamedTuple):
     kept: float
     forward_peak: float
     backward_peak: float
+    first_backward_peak: float
+    first_born: float
+    born: float
 
 
 class _Costs:
@@ -196,6 +210,7 @@ class _Costs:
 
 
 def _add_up(costs: list[Cost]) -> _Sums:
+    first_peak, first_born = _first_backward(costs)
     return _Sums(
         forward=sum(cost.forward_time for cost in costs),
         backward=sum(cost.backward_time for cost in costs),
@@ -203,7 +218,21 @@ def _add_up(costs: list[Cost]) -> _Sums:
         kept=sum(cost.kept for cost in costs),
         forward_peak=_highest(cost.forward for cost in costs),
         backward_peak=_highest(cost.backward for cost in reversed(costs)),
+        first_backward_peak=first_peak,
+        first_born=first_born,
+        born=sum(cost.born for cost in costs),
     )
+
+
+def _first_backward(costs: list[Cost]) -> tuple[float, float]:
+    """(highest point of the first backward above its start, gradients that are there when its layer begins)."""
+    level = peak = born = at_peak = 0.0
+    for cost in reversed(costs):
+        if level + cost.first.peak > peak:
+            peak, at_peak = level + cost.first.peak, born
+        level += cost.first.net
+        born += cost.born
+    return peak, at_peak
 
 
 def _highest(segments: Iterable[Segment]) -> float:

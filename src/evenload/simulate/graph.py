@@ -124,6 +124,15 @@ class ActionGraph:
         """What every rank holds at its fullest moments."""
         return tuple(in_flight(order, interleave=self.interleave) for order in self.actions)
 
+    @cached_property
+    def in_flight_with_births(self) -> tuple[InFlight, ...]:
+        """The same where gradients come to be in the first backward of a chunk."""
+        return tuple(in_flight(order, interleave=self.interleave, births=True) for order in self.actions)
+
+    def moments(self, *, births: bool) -> tuple[InFlight, ...]:
+        """`in_flight`, or `in_flight_with_births`."""
+        return self.in_flight_with_births if births else self.in_flight
+
     def run(self, forward: ArrayLike, backward: ArrayLike, transfer: float = 0.0) -> Run:
         """Start and end of every action.
 

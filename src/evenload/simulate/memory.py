@@ -23,6 +23,7 @@ class RankMemory:
     rank: int
     parameters: float
     gradients: float
+    """Those that are there at the peak."""
     optimizer: float
     constant: float
     """Memory of no layer, inside the peak (a table's stage constant)."""
@@ -62,18 +63,28 @@ class RankMemory:
 
 def rank_memory(moments: InFlight, costs: ChunkCosts, rank: int) -> RankMemory:
     """The peak of one rank: its fullest moment, or the optimizer step, when nothing is in flight."""
-    kept = costs.kept[:, rank]
-    levels = moments.level(kept, costs.forward_peak[:, rank], costs.backward_peak[:, rank])
+    kept, born = costs.kept[:, rank], costs.born[:, rank]
+    levels = moments.level(
+        kept,
+        costs.forward_peak[:, rank],
+        costs.backward_peak[:, rank],
+        first_backward_peak=costs.first_backward_peak[:, rank],
+        born=born,
+    )
     top = int(levels.argmax())
-    level, counts = float(levels[top]), moments.counts[top]
-    running = f"{'forward' if moments.forward[top] else 'backward'} of chunk {moments.chunk[top]}"
+    counts, chunk = moments.counts[top], int(moments.chunk[top])
+    made = float(moments.born[top] @ born) + float(costs.first_born[chunk, rank] * moments.first[top])
+    level = float(levels[top]) - made
+    running = f"{'forward' if moments.forward[top] else 'backward'} of chunk {chunk}"
     held = min(level, float(counts @ kept))
-    if costs.optimizer_transient[rank] > level:
-        level, counts, running, held = float(costs.optimizer_transient[rank]), 0 * counts, "optimizer step", 0.0
+    at_end = float(costs.optimizer_transient[rank] + born.sum())
+    if at_end > level + made:
+        made, counts, running, held = float(born.sum()), 0 * counts, "optimizer step", 0.0
+        level = at_end - made
     return RankMemory(
         rank=rank,
         parameters=float(costs.parameters[rank]),
-        gradients=float(costs.gradients[rank]),
+        gradients=float(costs.gradients[rank] - born.sum()) + made,
         optimizer=float(costs.optimizer[rank]),
         constant=float(costs.constant[rank]),
         kept=held,
@@ -91,15 +102,23 @@ def curve(order: Sequence[Action], costs: ChunkCosts, rank: int, start: Floats, 
     forward = np.array([action.op == Op.FORWARD for action in order])
     frees = np.array([action.op in {Op.BACKWARD, Op.BACKWARD_WEIGHT} for action in order])
     kept: Floats = costs.kept[chunk, rank]
-    change: Floats = np.where(forward, kept, np.where(frees, -kept, 0.0))
+    first = np.zeros(len(order), dtype=bool)
+    first[np.unique(np.where(frees, chunk, -1), return_index=True)[1]] = True
+    first &= frees
+    change: Floats = np.where(forward, kept, np.where(frees, -kept, 0.0)) + np.where(
+        first, costs.born[chunk, rank], 0.0
+    )
     after: Floats = np.cumsum(change)
     before: Floats = after - change
     forward_peak: Floats = costs.forward_peak[chunk, rank]
-    backward_peak: Floats = costs.backward_peak[chunk, rank]
+    usual: Floats = costs.backward_peak[chunk, rank]
+    others: Floats = costs.first_backward_peak[chunk, rank]
+    backward_peak: Floats = np.where(first, others, usual)
     highest = before + np.where(forward, forward_peak, backward_peak)
     times = np.stack([start, (start + end) / 2, end], axis=1).ravel()
     levels = np.stack([before, highest, after], axis=1).ravel()
-    if costs.optimizer_transient[rank]:
+    born = costs.born[:, rank].sum()
+    if costs.optimizer_transient[rank] or born:
         times = np.append(times, end[-1:].repeat(2))
-        levels = np.append(levels, [costs.optimizer_transient[rank], 0.0])
+        levels = np.append(levels, [born + costs.optimizer_transient[rank], 0.0])
     return times, costs.base[rank] + levels

@@ -170,7 +170,9 @@ def simulate_costs(
         start=run.start[0],
         end=run.end[0],
         bubble=_bubble(graph, costs, float(run.step_time[0]), transfer),
-        memory=tuple(rank_memory(graph.in_flight[rank], costs, rank) for rank in range(costs.pp)),
+        memory=tuple(
+            rank_memory(moments, costs, rank) for rank, moments in enumerate(graph.moments(births=costs.births))
+        ),
         memory_unit=memory_unit,
         time_unit=time_unit,
         notes=notes,
