@@ -94,7 +94,7 @@ def test_a_named_device_is_the_limit(capsys):
 
 def test_full_recompute_keeps_less_than_select_keeps_less_than_none(capsys):
     kept = [
-        answer(capsys, "llama-3-8b", "--recompute", choice)["stages"][0]["kept"]
+        answer(capsys, "llama-3-8b", "--pp", "4", "--micro-batches", "8", "--recompute", choice)["stages"][0]["kept"]
         for choice in ("none", "select", "full")
     ]
     assert kept[0] > kept[1] > kept[2]
