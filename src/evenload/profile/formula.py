@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -12,10 +12,12 @@ from evenload.plan.mincut import collectives
 from evenload.plan.operators import Graph, Operator
 from evenload.plan.patterns import match_all
 from evenload.plan.policy import DEFAULT_COMM, DEFAULT_SELECT, LayerPolicy, Policy, Recompute
-from evenload.profile.blocks import block_graph, graph_notes
+from evenload.plan.schedule import find_schedule
+from evenload.profile.blocks import block_graph, graph_notes, table_bytes
 from evenload.profile.buffers import (
     boundary_bytes,
     buffer_parts,
+    fullest_moments,
     layer_buffers,
     optimizer_transient,
     outside_parts,
@@ -56,12 +58,14 @@ def formula_profile(
         layer.kind: layer_profile(layer, model, setup, hardware, switches, autocast=autocast) for layer in model.kinds()
     }
     placeholders = _placeholders(model, layers, setup)
+    tables = _position_tables(layers, setup)
 
     @cache
     def parts(stage: int) -> Mapping[str, float]:
         return {
             **buffer_parts(model, setup, hardware.name, stage, gather_again=switches.optimizer_comm),
             **placeholders,
+            **tables(stage),
         }
 
     return Profile(
@@ -176,6 +180,16 @@ def _placeholders(model: Model, layers: Mapping[str, LayerProfile], setup: Setup
         return {}
     graphs = [(layer, graph) for layer in model.kinds() if (graph := layers[layer.kind].graph) is not None]
     return {"placeholder gradients": placeholder_bytes(graphs, setup)}
+
+
+def _position_tables(layers: Mapping[str, LayerProfile], setup: Setup) -> Callable[[int], Mapping[str, float]]:
+    """Stage -> what its layers share and keep: transformers makes it once for every forward of a chunk."""
+    kept = table_bytes(layer.graph for layer in layers.values() if layer.graph is not None).kept
+    if setup.backend != "torch" or not kept:
+        return lambda _: {}
+    name = find_schedule(setup.schedule, interleave=setup.interleave).name
+    fullest = fullest_moments(name, setup.pp, setup.interleave, setup.micro_batches)
+    return lambda stage: {"position tables of the micro-batches in flight": kept * sum(fullest[stage].held)}
 
 
 def _notes(setup: Setup, hardware: Hardware, autocast: DType | None) -> tuple[str, ...]:
