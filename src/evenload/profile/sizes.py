@@ -31,6 +31,8 @@ class Sizes:
     """`sdpa` or `eager`."""
     style: Style
     """What the family does in its own way."""
+    pipelined: bool = False
+    """The layers are dealt to stages of a pipeline."""
 
     @property
     def tokens(self) -> int:
@@ -68,4 +70,5 @@ def local_sizes(model: Model, setup: Setup) -> Sizes:
         vocabulary=setup.vocabulary_rows(model.vocabulary),
         attention=setup.attention,
         style=style_of(model.family),
+        pipelined=setup.pp > 1,
     )

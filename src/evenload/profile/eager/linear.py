@@ -14,6 +14,7 @@ def linear(
     bias: bool = False,
     shared_bias: int = 1,
     width: int | None = None,
+    keeps_result: bool = False,
 ) -> Ref:
     """`torch.nn.Linear` with a weight of [outer, inner]: keeps its input.
 
@@ -27,6 +28,7 @@ def linear(
         outer: features out, on this rank.
         bias: the module has a bias, which the same kernel adds (`addmm`).
         width: bytes of an element of the weight, where it is not that of other parameters.
+        keeps_result: somebody holds the result until the backward of the product has run.
         shared_bias: ranks whose results are summed afterwards: each adds its share of the bias (DTensor, partial sums).
     """
     width = width or tape.parameter_width(source)
@@ -49,6 +51,7 @@ def linear(
         Out(rows * outer, source.width),
         aten="addmm" if bias else "mm",
         saves=(source, weight),
+        saves_results=(0,) if keeps_result else (),
         flops=2.0 * rows * inner * outer,
         heavy=True,
         weight_bytes=nbytes if weight.width == width else 0,  # else the conversion makes the gradient

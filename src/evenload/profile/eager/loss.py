@@ -20,7 +20,7 @@ def cross_entropy(tape: Tape, logits: Ref, sizes: Sizes) -> Ref:
     low = logits.width != FP32
     if low:
         wide = tape.op("float", (logits,), logits.like(width=FP32), aten="_to_copy")
-    named = logits.nbytes if low else 0  # alive by its name only
+    named = logits.nbytes if low and not sizes.pipelined else 0  # alive by its name only
     labels = _next_tokens(tape, sizes)
     if sizes.tp > 1:
         return _parallel(tape, wide, labels, named, sizes)
