@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.profile.llama import DENSE, HEAD, HIDDEN, LLAMA, MOE, VOCABULARY, model
 
+from evenload.model.presets import preset
 from evenload.profile.buffers import (
     boundary_bytes,
     buffer_parts,
@@ -12,6 +13,7 @@ from evenload.profile.buffers import (
     outside_parts,
     pipeline_buffers,
 )
+from evenload.profile.static import static_of
 from evenload.setup import Setup
 
 GIB = 2**30
@@ -73,11 +75,32 @@ def test_experts_without_replicas_have_no_bucket():
     assert layer_buffers(MOE, moe, Setup(dp=16, ep=8)) == 2 * (shared + experts // 8)
 
 
-def test_fsdp_in_a_pipeline_keeps_parameters_gathered_and_gradients_whole():
-    setup = Setup(dp=8, pp=4, zero=3, master_weights=True)
-    assert layer_buffers(DENSE, LLAMA, setup) == (2 + 4) * DENSE_ELEMENTS
+@pytest.mark.parametrize("zero", [2, 3])
+def test_fsdp_in_a_pipeline_keeps_parameters_gathered_and_gradients_whole(zero):
+    setup = Setup(dp=8, pp=4, zero=zero, master_weights=True if zero == 3 else None)
+    assert layer_buffers(DENSE, LLAMA, setup) == 2 * DENSE_ELEMENTS
     assert gather_bytes(LLAMA, setup) == 0
-    assert layer_buffers(DENSE, LLAMA, Setup(dp=8, pp=4, zero=2)) == 2 * DENSE_ELEMENTS
+    held = static_of(DENSE, LLAMA, setup)
+    width = 4 if zero == 3 else 2
+    assert (held.parameters, held.gradients) == (width * DENSE_ELEMENTS // 8, width * DENSE_ELEMENTS)
+    again = layer_buffers(DENSE, LLAMA, setup, gather_again=True)
+    assert again == (2 * DENSE_ELEMENTS if zero == 2 else 0)
+
+
+def test_zero_2_keeps_parameters_gathered_beside_their_parts():
+    assert layer_buffers(DENSE, LLAMA, Setup(dp=8, zero=2)) == 2 * DENSE_ELEMENTS
+    assert layer_buffers(DENSE, LLAMA, Setup(dp=8, zero=2, backend="megatron")) == 0
+
+
+def test_a_router_in_fp32_is_gathered_in_fp32_unless_fsdp_converts_all():
+    deepseek = preset("deepseek-v3")
+    moe = deepseek.blocks[-1]
+    router = sum(tensor.numel for tensor in moe.tensors if tensor.fp32)
+    others = sum(tensor.numel for tensor in moe.tensors) - router
+    assert router > 0
+    assert layer_buffers(moe, deepseek, Setup(dp=8, pp=2, zero=3)) == 4 * router + 2 * others
+    mixed = Setup(dp=8, pp=2, zero=3, master_weights=True)
+    assert layer_buffers(moe, deepseek, mixed) == 2 * (router + others)
 
 
 def test_fsdp_alone_holds_two_layers_and_the_gradients_of_two():

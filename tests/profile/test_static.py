@@ -88,7 +88,7 @@ def test_the_vocabulary_is_padded(backend, tp, rows):
     [(0, (1, 1, 1)), (1, (1, 1, 8)), (2, (1, 8, 8)), (3, (8, 8, 8))],
 )
 def test_zero_divides_over_data_and_context_ranks(zero, divided):
-    layer = static(dp=4, cp=2, zero=zero, dtype="fp32")
+    layer = static(dp=4, cp=2, zero=zero, dtype="fp32", backend="megatron")
     assert layer.count == DENSE_PARAMETERS
     assert (layer.parameters, layer.gradients, layer.optimizer) == tuple(
         size * DENSE_PARAMETERS // ranks for size, ranks in zip((4, 4, 8), divided, strict=True)

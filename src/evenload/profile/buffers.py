@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from evenload.model import Layer, Model
+from evenload.model import Layer, Model, Tensor
 from evenload.plan.schedule import Op, actions, find_schedule
-from evenload.profile.static import gradient_width, held_tensors, rank_elements, replicas
+from evenload.profile.static import computed_width, gradient_width, held_tensors, rank_elements, replicas
 from evenload.setup import WIDTH, Setup
 from evenload.units import GIB, MIB
 
@@ -66,24 +66,18 @@ def layer_buffers(layer: Layer, model: Model, setup: Setup, *, gather_again: boo
 
     * DistributedDataParallel (ZeRO 0 or 1 in PyTorch) keeps gradients a second time, in its buckets: the default
       `gradient_as_bucket_view=False`.
-    * FSDP in a pipeline keeps parameters gathered and accumulates whole gradients until the last micro-batch, because
-      re-gathering for every micro-batch would cost too much (`set_reshard_after_backward(False)` in
-      `torch.distributed.pipelining.stage`). With `gather_again` (MindFormers: `parallel_optimizer_comm_recompute`) the
-      parameters are let go after forward.
+    * FSDP in a pipeline keeps parameters gathered until the last micro-batch, because re-gathering for every
+      micro-batch would cost too much (`set_reshard_after_backward(False)` in `torch.distributed.pipelining.stage`).
+      With `gather_again` (MindFormers: `parallel_optimizer_comm_recompute`) they are let go after forward, but under
+      ZeRO 2. Its whole gradients are counted as gradients.
+    * ZeRO 2 in PyTorch keeps parameters gathered from a layer's forward to its backward: counted all the time.
     """
     if setup.backend != "torch":
         return 0
     if setup.zero <= 1:
-        return sum(
-            rank_elements(tensor, layer, setup) * gradient_width(tensor, setup)
-            for tensor in held_tensors(layer, model, setup)
-            if replicas(tensor, setup) > 1
-        )
-    elements = _shared_elements(layer, model, setup)
-    if setup.pp > 1:
-        gathered = WIDTH[setup.dtype] if setup.zero == 3 and not gather_again else 0
-        return elements * (gathered + WIDTH[setup.gradient_dtype])
-    return 0
+        return _shared_bytes(layer, model, setup, gradient_width)
+    stays = setup.zero == 2 or (setup.pp > 1 and not gather_again)
+    return _shared_bytes(layer, model, setup, computed_width) if stays else 0
 
 
 def gather_bytes(model: Model, setup: Setup, *, gather_again: bool = False) -> int:
@@ -93,24 +87,27 @@ def gather_bytes(model: Model, setup: Setup, *, gather_again: bool = False) -> i
     gradients are whole, and the layer after is being reduced in the type of the gradients.
     Source: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` (implicit prefetch, one reduction in flight).
 
-    In a pipeline whole gradients are there anyway (see `layer_buffers`), and parameters too unless they are gathered
-    again for each micro-batch.
+    In a pipeline whole gradients are there anyway (see `static_of`), and parameters too unless they are gathered again
+    for each micro-batch.
     """
     if setup.backend == "megatron" or setup.zero < 2 or (setup.pp > 1 and not gather_again):
         return 0
-    elements = [_shared_elements(layer, model, setup) for layer in model.layers]
-    gathered = WIDTH[setup.dtype] if setup.zero == 3 else 0
-    whole, reduced = (0, 0) if setup.pp > 1 else (WIDTH[setup.dtype], WIDTH[setup.gradient_dtype])
+    parameters, gradients = (
+        [_shared_bytes(layer, model, setup, width) for layer in model.layers]
+        for width in (computed_width, gradient_width)
+    )
+    gathered = int(setup.zero == 3)
+    whole = int(setup.pp == 1)
     return max(
-        gathered * (here + before) + whole * here + reduced * after
-        for before, here, after in zip([0, *elements], elements, [*elements[1:], 0], strict=False)
+        gathered * (here + before) + whole * (here + reduced)
+        for before, here, reduced in zip([0, *parameters], parameters, [*gradients[1:], 0], strict=False)
     )
 
 
-def _shared_elements(layer: Layer, model: Model, setup: Setup) -> int:
-    """Elements on this rank of the parameters that other ranks hold too."""
+def _shared_bytes(layer: Layer, model: Model, setup: Setup, width: Callable[[Tensor, Setup], int]) -> int:
+    """Bytes on this rank of the parameters that other ranks hold too, elements as wide as is said."""
     return sum(
-        rank_elements(tensor, layer, setup)
+        rank_elements(tensor, layer, setup) * width(tensor, setup)
         for tensor in held_tensors(layer, model, setup)
         if replicas(tensor, setup) > 1
     )

@@ -204,6 +204,8 @@ def _notes(setup: Setup, hardware: Hardware, autocast: DType | None) -> tuple[st
             notes.append("The pipeline is torch.distributed.pipelining; the last stage does not return its logits.")
         if setup.zero <= 1 and setup.dp * setup.cp > 1:
             notes.append("DistributedDataParallel keeps gradients in buckets beside the gradients themselves.")
+        if setup.zero == 2 and setup.dp * setup.cp > 1:
+            notes.append("FSDP divides parameters under ZeRO 2 too; what it gathers is counted all the time.")
         if setup.zero == 3 and setup.pp > 1:
             notes.append(
                 "FSDP in a pipeline keeps parameters gathered unless they are to be gathered again in backward."
@@ -211,5 +213,6 @@ def _notes(setup: Setup, hardware: Hardware, autocast: DType | None) -> tuple[st
     if setup.backend == "mindspore":
         notes.append("MindSpore runs are estimated with the rules of Megatron-LM for types and buffers.")
     notes.append(f"Times: {hardware.name} at {hardware.matmul_efficiency:.0%} of its matrix rate.")
-    notes.append("Gradients are counted for the whole step; fragmentation of the allocator is not counted.")
+    since = "from the backward that makes them" if setup.backend == "torch" else "for the whole step"
+    notes.append(f"Gradients are counted {since}; fragmentation of the allocator is not counted.")
     return tuple(notes)

@@ -42,7 +42,9 @@ def static_of(layer: Layer, model: Model, setup: Setup) -> Static:
 
     ZeRO divides optimizer states (1), gradients too (2), parameters too (3) over the ranks that hold the same
     parameters: dp * cp ranks, for routed experts the replicas of the expert. Source: S. Rajbhandari et al., "ZeRO",
-    arXiv 1910.02054, section 5.
+    arXiv 1910.02054, section 5. PyTorch has stage 2 as FSDP2 that gathers before forward and lets go in backward: its
+    parameters are divided too, and what is gathered is a buffer. In a pipeline it adds whole gradients up, and divides
+    them only after the last micro-batch.
     """
     total = Static()
     for tensor in held_tensors(layer, model, setup):
@@ -81,6 +83,16 @@ def replicas(tensor: Tensor, setup: Setup) -> int:
     return setup.expert_dp if tensor.split is Split.EXPERT else setup.dp * setup.cp
 
 
+def is_fsdp(setup: Setup) -> bool:
+    """PyTorch's FSDP2 divides parameters, gradients and optimizer states."""
+    return setup.backend == "torch" and setup.zero >= 2
+
+
+def computed_width(tensor: Tensor, setup: Setup) -> int:
+    """Bytes of an element of a tensor as layers compute with it: FSDP's own mixed precision converts all of them."""
+    return WIDTH["fp32" if _wide(tensor, setup) and not setup.fsdp_mixed else setup.dtype]
+
+
 def gradient_width(tensor: Tensor, setup: Setup) -> int:
     """Bytes of an element of a tensor's accumulated gradient."""
     return WIDTH[(setup.grad_dtype or "fp32") if _wide(tensor, setup) else setup.gradient_dtype]
@@ -100,8 +112,10 @@ def _static(tensor: Tensor, layer: Layer, setup: Setup) -> Static:
         state += WIDTH["fp32"]
     return Static(
         count=count,
-        parameters=(shard if setup.zero >= 3 else count) * WIDTH["fp32" if wide else setup.parameter_dtype],
-        gradients=(shard if setup.zero >= 2 else count) * gradient_width(tensor, setup),
+        parameters=(shard if setup.zero >= 3 or is_fsdp(setup) else count)
+        * WIDTH["fp32" if wide else setup.parameter_dtype],
+        gradients=(shard if setup.zero >= 2 and not (is_fsdp(setup) and setup.pp > 1) else count)
+        * gradient_width(tensor, setup),
         optimizer=(shard if setup.zero >= 1 else count) * state,
     )
 
