@@ -82,6 +82,8 @@ class Conditions:
     code: Code
     autocast: Literal["bf16", "fp16"] | None = None
     adamw: Literal["fused", "foreach", "loop"] = "fused"
+    share: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """Share of the time in which the processes ran; others had the rest. None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from evenload.profile.measured import Measured, Spread
 from evenload.units import human_bytes
+
+BUSY: Final = 0.9
+"""A process that runs for a smaller share of the time is kept from its work."""
 
 
 def profile_text(measured: Measured) -> str:
@@ -29,6 +32,11 @@ def profile_text(measured: Measured) -> str:
     if measured.conditions.device == "cpu":
         threads = measured.conditions.threads
         lines.append(f"It holds for runs with as many threads a process: OMP_NUM_THREADS={threads}")
+    share = measured.conditions.share
+    if share is not None and share < BUSY:
+        lines.append(
+            f"Other programs had the processors for {1 - share:.0%} of the time: these are times under that load"
+        )
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
@@ -54,6 +54,8 @@ class Times:
     kinds: Mapping[str, KindTimes]
     chunk: Timed
     transfer: Spread | None
+    share: float | None
+    """Share of the time in which the processes ran; None: not known of several threads, or of a GPU."""
 
 
 def trace(make: Callable[[], nn.Module], setup: Setup, settings: RunSettings, *, name: str, device: str) -> TracedModel:
@@ -125,10 +127,12 @@ def measure(
         bench = _bench(made(make), traced, setup, settings, device)
         subjects = list(_subjects(bench, traced))
     samples: dict[tuple[str, LayerPolicy], list[tuple[float, float]]] = {one.key: [] for one in subjects}
+    shares: list[float] = []
     updates: dict[str, list[float]] = {one.kind: [] for one in subjects if one.optimizer is not None}
     with nullcontext() if autocast is None else torch.autocast(device.type, autocast):
         for number in range(WARM_UP + rounds):
             cast("Any", distributed).barrier()
+            began = perf_counter(), process_time()
             for one in subjects:
                 taken = one.sample()
                 if number >= WARM_UP:
@@ -137,8 +141,12 @@ def measure(
                     spent = one.update()
                     if number >= WARM_UP:
                         updates[one.kind].append(spent)
+            shares.append((process_time() - began[1]) / (perf_counter() - began[0]))
             tell(number + 1)
-    return _times(_pooled(samples), _pooled(updates), _transfer(bench.anatomy, device, rounds))
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    share = float(np.median(_pooled({"share": shares})["share"])) if alone else None
+    kinds, chunk = _times(_pooled(samples), _pooled(updates))
+    return Times(kinds=kinds, chunk=chunk, transfer=_transfer(bench.anatomy, device, rounds), share=share)
 
 
 def _bench(model: nn.Module, traced: TracedModel, setup: Setup, settings: RunSettings, device: torch.device) -> _Bench:
@@ -292,8 +300,7 @@ def _pooled(samples: dict[K, list[V]]) -> dict[K, list[V]]:
 def _times(
     samples: Mapping[tuple[str, LayerPolicy], Sequence[tuple[float, float]]],
     updates: Mapping[str, Sequence[float]],
-    transfer: Spread | None,
-) -> Times:
+) -> tuple[dict[str, KindTimes], Timed]:
     """Layers without what an empty chunk takes, and what recomputation adds, both round by round: noise cancels."""
     empty = np.array(samples[_EMPTY, LayerPolicy()])
     runs: dict[str, list[Timed]] = {}
@@ -309,7 +316,7 @@ def _times(
         for kind, timed in runs.items()
         if kind != _EMPTY
     }
-    return Times(kinds=kinds, chunk=runs[_EMPTY][0], transfer=transfer)
+    return kinds, runs[_EMPTY][0]
 
 
 def _spread(seconds: Iterable[float]) -> Spread:

@@ -79,7 +79,7 @@ def profile_here(
         model=name,
         digest=digest_of(name if callable(source) else source),
         setup=setup,
-        conditions=_conditions(source, settings, device, rounds=rounds),
+        conditions=_conditions(source, settings, device, rounds=rounds, share=times.share),
         traced=traced,
         times=times.kinds,
         chunk=times.chunk,
@@ -88,7 +88,9 @@ def profile_here(
     )
 
 
-def _conditions(source: Source, settings: RunSettings, device: torch.device, *, rounds: int) -> Conditions:
+def _conditions(
+    source: Source, settings: RunSettings, device: torch.device, *, rounds: int, share: float | None
+) -> Conditions:
     return Conditions(
         device="cuda" if device.type == "cuda" else "cpu",
         hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
@@ -99,6 +101,7 @@ def _conditions(source: Source, settings: RunSettings, device: torch.device, *, 
         code="own" if callable(source) else code_of(settings.implementation),
         autocast=settings.autocast,
         adamw=settings.adamw,
+        share=share,
     )
 
 
