@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -47,6 +48,15 @@ class EvenloadError(ValueError):
     def at(self, where: str) -> EvenloadError:
         """The same error with a place: inner code knows the fact, the edge knows the file and line."""
         return EvenloadError(self.fact, where=where, fix=self.fix, exit_code=self.exit_code)
+
+
+def behind(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, the outermost first, each once: others' code links them into rings, too."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def relocate(notice: Notice, where: str) -> Notice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 
@@ -47,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.bin").write_bytes(b"abc")
     (tmp_path / "few.txt").write_text("hi")
+    np.full(500, 999, dtype="<u2").tofile(tmp_path / "high.bin")
     write_plan(tmp_path, [2], policy="{full: '0'}")
     return tmp_path
 
@@ -153,6 +155,7 @@ def test_sixteen_bits_learn_about_the_same(folder, dtype):
         (("--data", "odd.bin"), "odd.bin: the file has 3 bytes"),
         (("--data", "few.txt"), "the data has 2 tokens, and one sequence needs 34"),
         (("--data", "*.none"), "no file is called *.none"),
+        (("--data", "high.bin"), "the data has the token 999, and the model's vocabulary has 256"),
         (("--data", "."), "cannot read the file"),
         (("--schedule", "zigzag"), "has no schedule 'zigzag'"),
         (("--backend", "megatron"), "backend is megatron"),
@@ -203,3 +206,48 @@ def test_a_run_that_is_done_stays_done(folder, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert answer["step"] == 3
     assert answer["loss"] is None
+
+
+def test_a_new_run_does_not_take_the_checkpoints_of_another(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 0
+    before = {path: path.read_bytes() for path in (folder / "saved").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved", "--seed", "2"]) == 2
+    err = capsys.readouterr().err
+    assert "saved: the directory has checkpoints of a run, up to step-00000003" in err
+    assert "--resume" in err
+    assert {path: path.read_bytes() for path in (folder / "saved").rglob("*") if path.is_file()} == before
+
+
+def test_two_runs_do_not_save_in_one_directory_at_the_same_time(folder, capsys):
+    (folder / "saved").mkdir()
+    with (folder / "saved" / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 2
+        assert "saved: another run that is still going saves there" in capsys.readouterr().err
+        assert [path.name for path in (folder / "saved").iterdir()] == [".lock"]
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 0
+
+
+def test_a_place_for_checkpoints_is_tried_before_the_first_step(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "few.txt/saved"]) == 2
+    out, err = capsys.readouterr()
+    assert "few.txt/saved: cannot write the checkpoint" in err
+    assert "step 1 " not in out
+
+
+def test_buffers_that_training_changes_go_on_where_they_were(folder, monkeypatch):
+    counts = (
+        "        self.register_buffer('seen', torch.zeros(()))\n\n    def forward(self, x):\n        self.seen += 1\n"
+    )
+    model = OWN_MODEL.replace("\n    def forward(self, x):\n", counts, 1).replace("x + self", "x + self.seen * self")
+    (folder / "counting.py").write_text(f"import torch\n{model}")
+    monkeypatch.syspath_prepend(folder)
+    plan = (folder / "plan.yaml").read_text().replace("model-2.json", "counting:build").replace("full: '0'", "")
+    (folder / "counting.yaml").write_text(plan)
+    train = ("train", "counting.yaml", "--data", "text.txt", "--log-every", "1")
+    assert main([*train, "--steps", "4", "--log-file", "whole.jsonl"]) == 0
+    assert main([*train, "--steps", "2", "--checkpoints", "saved"]) == 0
+    assert main([*train, "--steps", "4", "--checkpoints", "saved", "--resume", "--log-file", "rest.jsonl"]) == 0
+    whole, rest = losses(folder / "whole.jsonl"), losses(folder / "rest.jsonl")
+    assert rest == {step: whole[step] for step in (3, 4)}

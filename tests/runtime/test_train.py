@@ -88,6 +88,7 @@ def test_a_rank_that_dies_ends_the_run_on_all(tmp_path):
         (("--data", "high.bin"), "the data has the token 999, and the model's vocabulary has 256"),
         (("--data", "text.txt", "--layers", "model.layer"), "did you mean 'model.layers'"),
         (("--data", "text.txt", "--micro-batches", "1"), "1f1b cannot run so"),
+        (("--data", "text.txt", "--log-file", "text.txt/log.jsonl"), "cannot write the log"),
     ],
 )
 def test_a_mistake_ends_all_ranks_with_one_voice(tmp_path, arguments, says):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, behind
 from evenload.record._torch_private import NEEDS_DATA
 from evenload.record.frames import is_library
 from evenload.record.rehearsal import Place
@@ -58,12 +58,11 @@ def _told(error: Exception, rehearsal: Place) -> EvenloadError:
 
 def _needing(error: BaseException | None) -> str | None:
     """The operator that needs data, if that is what an error or one behind it says."""
-    while error is not None:
-        if isinstance(error, NEEDS_DATA):
-            return str(getattr(error, "func", error)).removesuffix(".default")
-        if found := _ON_META.search(str(error)):
+    for one in behind(error):
+        if isinstance(one, NEEDS_DATA):
+            return str(getattr(one, "func", one)).removesuffix(".default")
+        if found := _ON_META.search(str(one)):
             return found[1]
-        error = error.__cause__ or error.__context__
     return None
 
 

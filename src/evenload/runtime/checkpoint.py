@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import IO, Any, Final, cast
 
 import msgspec
 import torch
@@ -27,6 +28,8 @@ from evenload.runtime.launch import agreed, common
 from evenload.runtime.pipeline import Pipeline
 
 MARK: Final = "evenload.json"
+LOCK: Final = ".lock"
+"""File in a directory of checkpoints that its run keeps locked; the system lets go of it however the run ends."""
 _STEP: Final = re.compile(r"step-(\d{8})")
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SAVER: Final = cast("Any", state_dict_saver)
@@ -65,6 +68,58 @@ def newest(directory: str | Path) -> Saved | None:
         return Saved(path=path, mark=msgspec.convert(read_json(path / MARK), Mark))
     except msgspec.ValidationError as error:
         raise EvenloadError(f"this is no mark of a checkpoint: {error}", where=str(path / MARK)) from None
+
+
+def refuse_foreign(directory: str | Path) -> None:
+    """Make sure that no run has saved in a directory in which another is to begin.
+
+    Raises:
+        EvenloadError: one has; the new run would remove its checkpoints.
+    """
+    if found := _whole(Path(directory)):
+        raise EvenloadError(
+            f"the directory has checkpoints of a run, up to {found[-1].name}",
+            where=str(directory),
+            fix="go on with that run: --resume; or name another directory",
+        )
+
+
+@contextmanager
+def claimed(directory: str | Path) -> Generator[None]:
+    """Keep other runs out of a directory of checkpoints, for as long as the block lasts; called on all ranks.
+
+    Raises:
+        EvenloadError: another run saves there, or nothing can be written there.
+    """
+    root, lock = Path(directory), None
+    with agreed(), _writing(root):
+        if distributed.get_rank() == 0:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = _locked(root / LOCK)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """A file that is locked until it is closed; None: this system locks no files."""
+    if sys.platform == "win32":
+        return None
+    import fcntl  # noqa: PLC0415  # there is none elsewhere
+
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise EvenloadError(
+            "another run that is still going saves there", where=str(path.parent), fix="name another directory"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return file
 
 
 def save(
@@ -142,6 +197,7 @@ def _state(pipeline: Pipeline, optimizer: torch.optim.Optimizer) -> dict[str, An
         state[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state.get(parameter, {}).items():
             state[f"optimizer.{name}.{key}"] = value
+    state |= {f"buffer.{name}": buffer for name, buffer in pipeline.named_buffers().items()}
     return state
 
 

@@ -50,18 +50,17 @@ class Tokens:
             [sequences, length] each.
 
         Raises:
-            EvenloadError: a token is not in the vocabulary.
+            EvenloadError: a token is not in the vocabulary, in the share of whichever replica.
         """
         begins = np.random.default_rng((seed, step)).integers(0, len(self) - length, sequences * parts)
-        own = begins[part * sequences : (part + 1) * sequences]
-        rows = np.stack([self.numbers[begin : begin + length + 1] for begin in own]).astype(np.int64)
+        rows = np.stack([self.numbers[begin : begin + length + 1] for begin in begins])
         if (highest := int(rows.max())) >= self.vocabulary:
             raise EvenloadError(
                 f"the data has the token {highest}, and the model's vocabulary has {self.vocabulary}",
                 where="--data",
                 fix="use the data that was made with this model's tokenizer",
             )
-        both = torch.as_tensor(rows)
+        both = torch.as_tensor(rows[part * sequences : (part + 1) * sequences].astype(np.int64))
         return both[:, :-1], both[:, 1:]
 
 

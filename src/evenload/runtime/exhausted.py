@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from evenload.errors import ANSWER_NO, EvenloadError
+from evenload.errors import ANSWER_NO, EvenloadError, behind
 from evenload.ledger.curve import live, shares
 from evenload.ledger.failed import failures
 from evenload.ledger.ledger import Ledger
@@ -51,14 +51,13 @@ class Exhausted:
 
 def message_of(error: BaseException | None) -> str | None:
     """What an allocator said, where an error or one behind it is that memory has run out; else None."""
-    while error is not None:
-        text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or _read(text):
-            line = next((one for one in text.splitlines() if _read(one)), text.partition("\n")[0])
+    for one in behind(error):
+        text = str(one)
+        if isinstance(one, torch.OutOfMemoryError) or _read(text):
+            line = next((line for line in text.splitlines() if _read(line)), text.partition("\n")[0])
             return _ENFORCED.sub("", line.strip())
-        if isinstance(error, MemoryError):
+        if isinstance(one, MemoryError):
             return text or "Python found no memory"
-        error = error.__cause__ or error.__context__
     return None
 
 

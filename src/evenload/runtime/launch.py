@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import distributed
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, behind
 
 
 class Silent(EvenloadError):  # noqa: N818  # no error of its own
@@ -123,12 +123,9 @@ def together() -> Generator[None]:
 
 def _is_about_others(error: BaseException | None) -> bool:
     """Whether an error, or one behind it, came from talking to other ranks."""
-    while error is not None:
-        text = str(error)
-        if isinstance(error, distributed.DistError) or any(word in text for word in _LOST):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(one, distributed.DistError) or any(word in str(one) for word in _LOST) for one in behind(error)
+    )
 
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "gloo")

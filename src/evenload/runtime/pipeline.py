@@ -99,6 +99,12 @@ class Pipeline:
             for name, parameter in chunk.named_parameters(remove_duplicate=False)
         }
 
+    def named_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers of this rank that belong to the model's state, by their names in the whole model."""
+        return {
+            full: chunk.model.get_buffer(local) for chunk in self.chunks for local, full in chunk.full_buffers.items()
+        }
+
     def copies(self) -> frozenset[int]:
         """Identities of parameters of this rank that are copies of tied ones of another rank."""
         if self._tied is None or not self._tied.copy:

@@ -31,7 +31,9 @@ class Chunk(nn.Module):
     Its `forward` takes the model's own input on every stage, and what the stage before sent on all but the first.
     """
 
-    def __init__(self, model: nn.Module, place: Place, anatomy: Anatomy, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: nn.Module, place: Place, anatomy: Anatomy, names: Mapping[str, str], buffers: Mapping[str, str]
+    ) -> None:
         super().__init__()
         self.model = model
         self.place = place
@@ -39,6 +41,8 @@ class Chunk(nn.Module):
         """Path of what holds the layers, below `model`."""
         self.full_names = dict(names)
         """Own parameter names -> names in the whole model."""
+        self.full_buffers = dict(buffers)
+        """Own names of buffers that belong to the model's state -> names in the whole model."""
         self.anatomy = anatomy
         self._received: torch.Tensor | None = None
         self._handles: list[Any] = []
@@ -157,7 +161,7 @@ def make_chunk(materials: Materials, place: Place, anatomy: Anatomy) -> Chunk:
     _skip_ends(model, anatomy, own)
     _narrow_configs(model, len(anatomy.layers), list(place.layers) or [0])
     names = {_local(name, paths): name for name in everything if name in own}
-    return Chunk(model, place, anatomy, names)
+    return Chunk(model, place, anatomy, names, _buffers(materials.model, model, paths, left_out))
 
 
 def name_modules(paths: ModulePaths, chunks: nn.ModuleList) -> None:
@@ -171,6 +175,14 @@ def name_modules(paths: ModulePaths, chunks: nn.ModuleList) -> None:
         for path, module in cast("Iterator[tuple[str, nn.Module]]", chunk.model.named_modules()):
             local = next((one for one in own if path == one or path.startswith(f"{one}.")), None)
             paths.put(module, path if local is None else own[local] + path.removeprefix(local))
+
+
+def _buffers(whole: nn.Module, model: nn.Module, paths: Mapping[str, str], left_out: frozenset[str]) -> dict[str, str]:
+    """Own names -> names in the whole model, of the buffers that are saved with it and that a chunk has."""
+    elsewhere = tuple(f"{path}." for path in left_out)
+    kept = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    saved = {_local(name, paths): name for name in whole.state_dict() if not name.startswith(elsewhere)}
+    return {local: full for local, full in saved.items() if local in kept}
 
 
 def _local(name: str, paths: Mapping[str, str]) -> str:

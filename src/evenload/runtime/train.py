@@ -23,7 +23,7 @@ from evenload.record.steps import resident_bytes
 from evenload.runtime import checkpoint
 from evenload.runtime.data import Tokens, read_tokens
 from evenload.runtime.exhausted import room
-from evenload.runtime.launch import Silent, agreed, common, joined, together
+from evenload.runtime.launch import agreed, common, joined, together
 from evenload.runtime.logs import Log, StepLine
 from evenload.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
 from evenload.runtime.pace import Pace, StepTime
@@ -112,6 +112,8 @@ class _Run:
         self._settings = settings
         with agreed():
             check_trainable(plan)
+            if settings.checkpoints is not None and not settings.resume:
+                checkpoint.refuse_foreign(settings.checkpoints)
             vocabulary = None if callable(source) else source.get("vocab_size")
             data = None if vocabulary is None else self._read_data(vocabulary)
             make = build(source, plan, settings.implementation)
@@ -167,9 +169,12 @@ class _Run:
         settings, line, told, step = self._settings, None, None, self._done
         path = None if self._saved is None else self._saved.path
         with ExitStack() as stack:
+            if settings.checkpoints is not None:
+                stack.enter_context(checkpoint.claimed(settings.checkpoints))
             stopping = stack.enter_context(Stopping(self._device))
             collector = stack.enter_context(self._collector()) if settings.collect_every else None
-            log = stack.enter_context(self._log())
+            with agreed():
+                log = stack.enter_context(self._log())
             watch = stack.enter_context(self._watch.begun(self._optimizer, self._say))
             while step < settings.steps and told is None:
                 began = perf_counter()
@@ -215,8 +220,8 @@ class _Run:
                 length=setup.seq,
                 seed=self._settings.seed,
             )
-        except EvenloadError as error:  # all ranks of a pipeline read the same
-            raise error if ranks.stage == 0 else Silent(error.fact) from error
+        except EvenloadError as error:  # all ranks look at all of a batch
+            raise common(error) from None
         return tokens.to(self._device, copy=True), target.to(self._device, copy=True)  # NumPy's memory is not counted
 
     def _mean(self, loss: torch.Tensor) -> float:
