@@ -92,6 +92,13 @@ def test_a_named_device_is_the_limit(capsys):
     assert 39 * GIB < said["limit"] < 40 * GIB
 
 
+def test_lines_sum_to_the_peak_where_gradients_are_still_to_come(capsys):
+    (stage,) = answer(capsys, "llama-3-8b", "--seq", "8192")["stages"]
+    inside = sum(line["bytes"] for line in stage["lines"] if line["line"] != "outside")
+    assert inside == pytest.approx(stage["peak_allocated"], abs=100)
+    assert stage["gradients"] < stage["parameters"] / 2
+
+
 def test_full_recompute_keeps_less_than_select_keeps_less_than_none(capsys):
     kept = [
         answer(capsys, "llama-3-8b", "--pp", "4", "--micro-batches", "8", "--recompute", choice)["stages"][0]["kept"]

@@ -75,7 +75,7 @@ def _stage(profile: Profile, plan: Plan, memory: RankMemory) -> Stage:
     stage = memory.rank
     layers = tuple(layer for chunk in range(plan.layout.interleave) for layer in plan.layout.layers(chunk, stage))
     held = _held(profile, plan, stage)
-    parts = [*_static(profile, held), *_kept(profile, held, memory)]
+    parts = [*_static(profile, held, memory), *_kept(profile, held, memory)]
     parts.append(_transient(profile, held, memory))
     parts += _buffers(profile, held, memory)
     parts += _named(Line.OUTSIDE, profile.outside_parts or {"outside the allocator": memory.outside})
@@ -101,13 +101,16 @@ def _held(profile: Profile, plan: Plan, stage: int) -> _Held:
     return held
 
 
-def _static(profile: Profile, held: _Held) -> list[Part]:
+def _static(profile: Profile, held: _Held, memory: RankMemory) -> list[Part]:
+    """What is held by kind; of gradients those that are there at the peak."""
     counts = Counter(kind for _, kind, _ in held)
+    whole = sum(count * profile.kind(kind).gradients for kind, count in counts.items())
+    there = memory.gradients / whole if whole else 0.0
     return [
         Part(
             line=line,
             name=f"{line} of {_layers(counts[kind], kind)}",
-            nbytes=counts[kind] * getattr(profile.kind(kind), line),
+            nbytes=counts[kind] * getattr(profile.kind(kind), line) * (there if line is Line.GRADIENTS else 1.0),
             origin="given" if profile.origin == "given" else "exact",
         )
         for line in (Line.PARAMETERS, Line.GRADIENTS, Line.OPTIMIZER)
