@@ -149,4 +149,6 @@ def names() -> tuple[str, ...]:
 
 
 def _beside(name: str, directory: Path) -> str:
-    return os.path.normpath(directory / name)
+    """A path as it is shown. Links are followed first: `..` means the directory above the one that a link leads to."""
+    path, here = Path(os.path.normpath(directory.resolve() / name)), Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
