@@ -5,7 +5,7 @@ import json
 import pytest
 
 from evenload.errors import EvenloadError
-from evenload.files import MAX_BYTES, parse_json, read_json, read_text, write_text
+from evenload.files import MAX_BYTES, parse_json, read_json, read_text, refuse_existing, write_text
 
 
 def test_text_is_read_without_its_byte_order_mark(tmp_path):
@@ -118,3 +118,12 @@ def test_writing_onto_a_directory_or_below_a_file_is_refused(tmp_path):
         write_text(tmp_path, "x", force=True)
     with pytest.raises(EvenloadError, match="cannot write the file"):
         write_text(tmp_path / "file" / "below", "x")
+
+
+def test_a_place_that_takes_no_files_is_found_before_long_work(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(EvenloadError, match="file is a file, not a directory"):
+        refuse_existing(tmp_path / "file" / "deep" / "out.json", force=True)
+    refuse_existing(tmp_path / "new" / "deep" / "out.json", force=False)
+    refuse_existing("/dev/stdout", force=False)
+    assert not (tmp_path / "new").exists()

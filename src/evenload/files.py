@@ -101,10 +101,11 @@ def refuse_existing(path: str | Path, *, force: bool) -> None:
     """Make sure, before long work, that its result may be written.
 
     Raises:
-        EvenloadError: the file exists and `force` is off, or it is a directory.
+        EvenloadError: the file exists and `force` is off, it is a directory, or its place takes no files.
     """
     try:
-        problem = _obstacle(Path(path).resolve(), str(path), force=force)
+        target = Path(path).resolve()
+        problem = _obstacle(target, str(path), force=force) or _closed(target, str(path))
     except (OSError, ValueError) as error:
         raise EvenloadError(f"cannot write the file: {_reason(error)}", where=str(path)) from None
     if problem is not None:
@@ -146,6 +147,17 @@ def _obstacle(target: Path, place: str, *, force: bool) -> EvenloadError | None:
             "the file exists and would be overwritten", where=place, fix="add --force, or name another file"
         )
     return None
+
+
+def _closed(target: Path, place: str) -> EvenloadError | None:
+    """What is wrong with the place of a file that is not there yet."""
+    if target.exists():
+        return None
+    above = next(path for path in target.parents if path.exists())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        return None
+    why = "is closed for writing" if above.is_dir() else "is a file, not a directory"
+    return EvenloadError(f"cannot write the file: {above} {why}", where=place, fix="name another place")
 
 
 def _replace(target: Path, text: str) -> None:

@@ -219,6 +219,23 @@ def test_a_new_run_does_not_take_the_checkpoints_of_another(folder, capsys):
     assert {path: path.read_bytes() for path in (folder / "saved").rglob("*") if path.is_file()} == before
 
 
+def test_a_checkpoint_of_a_larger_model_is_refused(folder, capsys):
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved"]) == 0
+    write_plan(folder, [1], "one.yaml")
+    assert main(["train", "one.yaml", *OWN, "--checkpoints", "saved", "--resume"]) == 2
+    err = capsys.readouterr().err
+    assert "saved/step-00000003: the checkpoint has 'model.layers.1." in err
+    assert "which this model does not have" in err
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(folder, capsys):
+    newer = folder / "saved" / "step-00000003" / "evenload.json"
+    newer.parent.mkdir(parents=True)
+    newer.write_text('{"evenload": "9.0", "step": 3, "seed": 0, "format": 2, "more": 1}')
+    assert main(["train", "plan.yaml", *OWN, "--checkpoints", "saved", "--resume"]) == 2
+    assert "has format 2" in capsys.readouterr().err
+
+
 def test_two_runs_do_not_save_in_one_directory_at_the_same_time(folder, capsys):
     (folder / "saved").mkdir()
     with (folder / "saved" / ".lock").open("w") as other:

@@ -50,7 +50,7 @@ def test_an_accumulated_step_updates_once():
         ({"threads": 2}, "the number of threads is 1, but the profile was measured with 2"),
         ({"device": "cuda"}, "the device is cpu, but"),
         ({"code": "transformers"}, "the model's code is reference"),
-        ({"autocast": "bf16"}, "autocast is None"),
+        ({"autocast": "bf16"}, "autocast is off, but the profile was measured with bf16"),
         ({"adamw": "loop"}, "the form of AdamW is fused"),
     ],
 )

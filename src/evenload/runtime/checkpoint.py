@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -30,6 +31,9 @@ from evenload.runtime.pipeline import Pipeline
 MARK: Final = "evenload.json"
 LOCK: Final = ".lock"
 """File in a directory of checkpoints that its run keeps locked; the system lets go of it however the run ends."""
+FORMAT: Final = 1
+"""Of what is in a checkpoint."""
+_OTHER: Final = "it is of another model"
 _STEP: Final = re.compile(r"step-(\d{8})")
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SAVER: Final = cast("Any", state_dict_saver)
@@ -44,6 +48,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the optimizer that are done."""
     seed: int
     """Of the order of the data."""
+    format: int = FORMAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +70,18 @@ def newest(directory: str | Path) -> Saved | None:
         return None
     path = found[-1]
     try:
-        return Saved(path=path, mark=msgspec.convert(read_json(path / MARK), Mark))
+        mark = msgspec.convert(read_json(path / MARK), Mark)
     except msgspec.ValidationError as error:
-        raise EvenloadError(f"this is no mark of a checkpoint: {error}", where=str(path / MARK)) from None
+        raise EvenloadError(
+            f"this is no mark of a checkpoint: {error}", where=str(path / MARK), fix=f"remove {path}, or name another"
+        ) from None
+    if mark.format > FORMAT:
+        raise EvenloadError(
+            f"the checkpoint has format {mark.format}, evenload {__version__} reads {FORMAT}",
+            where=str(path),
+            fix=f"go on with evenload {mark.evenload}, which wrote it",
+        )
+    return Saved(path=path, mark=mark)
 
 
 def refuse_foreign(directory: str | Path) -> None:
@@ -182,12 +196,19 @@ def load(saved: Saved, pipeline: Pipeline, optimizer: torch.optim.Optimizer) -> 
         try:
             known = cast("Mapping[str, Any]", reader.read_metadata().state_dict_metadata)
         except Exception as error:  # whatever a damaged file makes of the reader
-            raise EvenloadError(f"the checkpoint cannot be read: {_reason(error)}", where=place) from error
+            raise _unreadable(error, place) from error
         _check(known, state, place)
+    _check_whole(known, state, place)
     try:
         _LOADER.load(state, storage_reader=reader)
     except CheckpointException as error:
-        raise common(EvenloadError(f"the checkpoint cannot be read: {_reason(error)}", where=place)) from error
+        raise common(_unreadable(error, place)) from error
+
+
+def _unreadable(error: BaseException, place: str) -> EvenloadError:
+    return EvenloadError(
+        f"the checkpoint cannot be read: {_reason(error)}", where=place, fix="remove it: the one before it is resumed"
+    )
 
 
 def _state(pipeline: Pipeline, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -214,16 +235,24 @@ def _fresh(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> d
 def _check(known: Mapping[str, Any], state: Mapping[str, Any], place: str) -> None:
     for name, value in state.items():
         if name not in known:
-            raise EvenloadError(
-                f"the checkpoint has no {name.removeprefix('model.')!r}", where=place, fix="it is of another model"
-            )
+            raise EvenloadError(f"the checkpoint has no {name.removeprefix('model.')!r}", where=place, fix=_OTHER)
         size = getattr(known[name], "size", None)
         if size is not None and tuple(size) != tuple(value.shape):
             raise EvenloadError(
                 f"{name.removeprefix('model.')} is {tuple(size)} in the checkpoint and {tuple(value.shape)} here",
                 where=place,
-                fix="it is of another model",
+                fix=_OTHER,
             )
+
+
+def _check_whole(known: Mapping[str, Any], state: Mapping[str, Any], place: str) -> None:
+    """Make sure that the ranks together have all of the model that was saved."""
+    found: list[list[str]] = [[] for _ in range(distributed.get_world_size())]
+    cast("Any", distributed).all_gather_object(found, [name for name in state if name.startswith("model.")])
+    here = set(chain.from_iterable(found))
+    if left := next((name for name in known if name.startswith("model.") and name not in here), None):
+        fact = f"the checkpoint has {left.removeprefix('model.')!r}, which this model does not have"
+        raise common(EvenloadError(fact, where=place, fix=_OTHER))
 
 
 def _whole(root: Path) -> list[Path]:

@@ -24,7 +24,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], settings: RunSettings) ->
         {"params": narrow, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [group for group in groups if group["params"]] or groups[:1],  # a rank without layers has nothing to train
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,

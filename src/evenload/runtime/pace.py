@@ -95,7 +95,9 @@ def predicted_step(measured: Measured, plan: Plan, settings: RunSettings, *, own
         ("the form of AdamW", settings.adamw, now.adamw, "measure with the run's --adamw"),
     ):
         if run != then:
-            raise EvenloadError(f"{name} is {run}, but the profile was measured with {then}", fix=fix)
+            raise EvenloadError(
+                f"{name} is {run or 'off'}, but the profile was measured with {then or 'none'}", fix=fix
+            )
     timeline = simulate(measured.profile(plan.setup, plan.policy), plan)
     return settings.accumulation * timeline.step_time + timeline.update
 
