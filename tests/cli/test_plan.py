@@ -197,3 +197,30 @@ def test_bad_input_is_exit_code_2_with_one_message(run, table, words, said):
 def test_progress_goes_to_a_terminal_only(capsys):
     with verb._bar() as tell:
         assert tell is None
+
+
+def test_a_plan_names_its_model_from_where_it_is_written(run, tmp_path, monkeypatch, capsys):
+    sizes = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 4}
+    config = {"model_type": "llama", **sizes, "num_attention_heads": 2, "num_key_value_heads": 2}
+    (tmp_path / "model.json").write_text(json.dumps(config))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--pp",
+        2,
+        "--micro-batches",
+        2,
+        "--seq",
+        32,
+        "--memory",
+        "1GiB",
+        "--effort",
+        "quick",
+        "--out",
+        "deep/plan.yaml",
+    )
+    assert run("model.json", *words)[0] == 0
+    assert "model: ../model.json" in Path("deep/plan.yaml").read_text().replace("'", "")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["estimate", "../deep/plan.yaml"]) == 0
+    assert "no such file" not in capsys.readouterr().err

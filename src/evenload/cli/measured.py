@@ -10,7 +10,8 @@ from evenload.cli.flags import Flags
 from evenload.cli.inputs import read_inputs, read_layout, read_limit, read_policy, read_setup
 from evenload.cli.traced import Traced, function_named
 from evenload.dialects.detect import read_settings
-from evenload.model.presets import model_source
+from evenload.files import exists
+from evenload.model.presets import model_source, preset_names
 from evenload.plan.plan import Plan
 from evenload.profile.measured import digest_of
 from evenload.profile.measured_file import read_measured
@@ -43,11 +44,15 @@ def read_profiled(data: object, path: str, name: str | None, flags: Flags) -> Tr
 
 
 def beside(plan: Plan, out: Path) -> Plan:
-    """A plan that is to be written to a file: its profile is named from there."""
-    if plan.profile is None:
-        return plan
-    here = os.path.relpath(Path(plan.profile).resolve(), out.resolve().parent)
-    return replace(plan, profile=Path(here).as_posix())
+    """A plan that is to be written to a file: the files of its model and its profile are named from there."""
+    profile = None if plan.profile is None else _from(plan.profile, out)
+    model, file = plan.model, plan.model is not None and plan.model.lower() not in preset_names() and exists(plan.model)
+    return replace(plan, profile=profile, model=_from(model, out) if model and file else model)
+
+
+def _from(path: str, out: Path) -> str:
+    """A path as it is named beside a file."""
+    return Path(os.path.relpath(Path(path).resolve(), out.resolve().parent)).as_posix()
 
 
 def _digest(name: str, flags: Flags) -> str:
