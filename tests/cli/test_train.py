@@ -268,3 +268,12 @@ def test_buffers_that_training_changes_go_on_where_they_were(folder, monkeypatch
     assert main([*train, "--steps", "4", "--checkpoints", "saved", "--resume", "--log-file", "rest.jsonl"]) == 0
     whole, rest = losses(folder / "whole.jsonl"), losses(folder / "rest.jsonl")
     assert rest == {step: whole[step] for step in (3, 4)}
+
+
+def test_what_a_users_function_raises_is_said_with_its_line(folder, monkeypatch, capsys):
+    (folder / "nowhere.py").write_text("def build():\n    raise RuntimeError('no such weights')\n")
+    monkeypatch.syspath_prepend(folder)
+    (folder / "mine.yaml").write_text((folder / "plan.yaml").read_text().replace("model-2.json", "nowhere:build"))
+    assert main(["train", "mine.yaml", "--data", "text.txt"]) == 2
+    err = capsys.readouterr().err
+    assert "nowhere.py:2: the function that makes the model raised RuntimeError: no such weights" in err

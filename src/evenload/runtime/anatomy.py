@@ -37,6 +37,8 @@ class Anatomy:
     """Names of the parameters that are used after the last layer."""
     tied: tuple[tuple[str, ...], ...]
     """Names of every parameter that is used at both ends, under the same name or under several."""
+    given: tuple[int, ...]
+    """Shape of what the model is called with, for one micro-batch."""
     hidden: Passed
     """What one layer hands to the next, for one micro-batch."""
     result: Passed

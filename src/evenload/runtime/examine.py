@@ -45,7 +45,7 @@ def examine(model: nn.Module, batch: tuple[Any, ...], layers: str | None = None)
             "no repeated layers are found in the model", where=_WHERE, fix="name what holds them: layers='model.layers'"
         )
     _require_own(model, named)
-    watch = _Watch(model, named)
+    watch = _Watch(model, named, tuple(batch[0].shape))
     try:
         with watch:
             rehearse(model, batch, {})
@@ -91,8 +91,9 @@ class _Seen:
 class _Watch(TorchFunctionMode):
     """Notes where parameters are used, and what layers take and return."""
 
-    def __init__(self, model: nn.Module, named: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(self, model: nn.Module, named: Sequence[tuple[str, nn.Module]], given: tuple[int, ...]) -> None:
         super().__init__()
+        self._given = given
         self._model = model
         self._named = named
         self._seen = _Seen()
@@ -148,6 +149,7 @@ class _Watch(TorchFunctionMode):
             before=frozenset(name for name in outer if "before" in seen.zones[name] or not seen.zones[name]),
             after=frozenset(name for name in outer if "after" in seen.zones[name]),
             tied=tuple(names for names in self._aliases() if {"before", "after"} <= self._zones_of_all(names)),
+            given=self._given,
             hidden=seen.hidden,
             result=seen.result,
             argument=seen.argument if seen.argument is not None else 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from traceback import extract_tb
 from typing import Any, Final, cast
 
 import torch
@@ -16,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
-from evenload.errors import EvenloadError
+from evenload.errors import EvenloadError, shown
 from evenload.plan.plan import Plan
 from evenload.recompute.handle import Handle, apply
+from evenload.record.frames import is_library
 from evenload.runtime.anatomy import Anatomy
 from evenload.runtime.divide import divide, local_hidden, replicated
 from evenload.runtime.examine import examine
@@ -60,6 +62,7 @@ class Pipeline:
         anatomy: Anatomy,
         kind: TorchSchedule,
         places: Sequence[Place],
+        micro_batches: int,
     ) -> None:
         self.schedule = schedule
         """PyTorch's own schedule."""
@@ -72,6 +75,7 @@ class Pipeline:
         self.kind = kind
         self.places = tuple(places)
         """Every chunk of the pipeline, and who holds it."""
+        self.micro_batches = micro_batches
         self._tied: Tied | None = None
         self.autocast = autocast
         self._losses: list[torch.Tensor] = []
@@ -126,7 +130,11 @@ class Pipeline:
 
         Returns:
             The mean loss on the rank that holds the last chunk, None on all others.
+
+        Raises:
+            EvenloadError: the batch is not one of the plan, whose ranks know what to wait for.
         """
+        self._check_batch(tokens, target)
         self._losses.clear()
         last = self.holds_last
         with self._computing(), loss_parallel() if self.ranks.tp_mesh is not None else nullcontext():
@@ -161,6 +169,17 @@ class Pipeline:
         """End recomputation; the stages stay."""
         for handle in self.handles:
             handle.remove()
+
+    def _check_batch(self, tokens: torch.Tensor, target: torch.Tensor) -> None:
+        one, *rest = self.anatomy.given
+        wanted = (one * self.micro_batches, *rest)
+        if tuple(tokens.shape) != wanted or tuple(target.shape[:1]) != wanted[:1]:
+            raise EvenloadError(
+                f"tokens are {tuple(tokens.shape)}, target {tuple(target.shape)}; a step of this plan takes {wanted}: "
+                f"{self.micro_batches} micro-batches of {self.anatomy.given}",
+                where="tokens",
+                fix="give every step such a batch, or parallelize with another plan or example",
+            )
 
     def _computing(self) -> Any:
         if self.autocast is None:
@@ -205,6 +224,10 @@ def parallelize(
         EvenloadError: the plan does not fit the processes or the model, or the model cannot be cut. Ranks on which
             nothing is wrong raise it too, and name the rank that knows more.
     """
+    if not isinstance(cast("object", plan), Plan):
+        raise EvenloadError(f"the plan is a {type(plan).__name__}", where="plan", fix="pass an evenload.plan.plan.Plan")
+    if isinstance(accumulation, bool) or not isinstance(cast("object", accumulation), int) or accumulation < 1:
+        raise EvenloadError(f"accumulation is {shown(accumulation)}", where="accumulation", fix="give 1 or more")
     ranks = find_ranks(plan, mesh, device)
     with agreed():
         check_sharding(plan.setup)
@@ -276,6 +299,7 @@ def assemble(
         anatomy=anatomy,
         kind=kind,
         places=every,
+        micro_batches=setup.micro_batches,
     )
 
 
@@ -288,12 +312,21 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     """The model itself, or what a function makes, without values of parameters.
 
     Raises:
-        EvenloadError: the function makes something else.
+        EvenloadError: the function makes something else, or nothing.
     """
     if isinstance(model, nn.Module):
         return model
-    with without_parameters():
-        found = cast("object", model())
+    try:
+        with without_parameters():
+            found = cast("object", model())
+    except (EvenloadError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the user's code raises
+        own = [frame for frame in extract_tb(error.__traceback__)[1:] if not is_library(frame.filename)]
+        raise EvenloadError(
+            f"the function that makes the model raised {type(error).__name__}: {error}",
+            where=f"{own[-1].filename}:{own[-1].lineno}" if own else "$.model",
+        ) from error
     if not isinstance(found, nn.Module):
         raise EvenloadError(f"the function makes a {type(found).__name__}, not a torch.nn.Module", where="$.model")
     return found
