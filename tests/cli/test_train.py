@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.runtime.running import SOURCE, Run, losses, write_plan
 
+from evenload.cli._shared import SILENCE
 from evenload.cli.main import main
 
 SHORT = ("--implementation", "reference", "--steps", "3")
@@ -277,3 +278,18 @@ def test_what_a_users_function_raises_is_said_with_its_line(folder, monkeypatch,
     assert main(["train", "mine.yaml", "--data", "text.txt"]) == 2
     err = capsys.readouterr().err
     assert "nowhere.py:2: the function that makes the model raised RuntimeError: no such weights" in err
+
+
+def test_a_silent_rank_under_torchrun_ends_after_the_one_that_speaks(folder, capsys, monkeypatch):
+    slept = []
+    monkeypatch.setattr("evenload.cli._shared.time.sleep", slept.append)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for words in (("none.yaml",), ("plan.yaml", *OWN)):  # each rank finds both by itself
+        assert main(["train", *words]) == 2
+    assert slept == []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    for words in (("none.yaml",), ("plan.yaml", *OWN)):
+        assert main(["train", *words]) == 2
+    assert slept == [SILENCE, SILENCE]
+    assert "error:" not in capsys.readouterr().err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
@@ -14,6 +16,8 @@ from evenload.errors import Notice
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the same numbers as JSON, and nothing else, on stdout.")]
 VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print more.")]
 ForceFlag = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+SILENCE: Final = 20.0
+"""Seconds that a rank gives the one that speaks for it."""
 
 
 def say(text: str) -> None:
@@ -35,3 +39,14 @@ def warn(notices: Iterable[Notice]) -> None:
     """Print warnings, each with its place and what to do."""
     for notice in notices:
         remark(f"warning: {notice}")
+
+
+def end_silently(code: int) -> NoReturn:
+    """End a rank for which another one speaks; under torchrun later than that one, because the first end ends them all.
+
+    Args:
+        code: what the process exits with.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        time.sleep(SILENCE)
+    raise typer.Exit(code) from None

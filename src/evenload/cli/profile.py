@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from evenload.cli._shared import ForceFlag, JsonFlag, remark, say, say_json, warn
+from evenload.cli._shared import ForceFlag, JsonFlag, end_silently, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import described, read_inputs, read_setup
 from evenload.cli.tables import refuse
@@ -71,7 +71,7 @@ def run(
         source, name, setup, notices = _source(model, flags)
     except EvenloadError:
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            raise typer.Exit(WRONG_INPUT) from None
+            end_silently(WRONG_INPUT)
         raise
     speaks = os.environ.get("RANK", "0") == "0"
     if speaks:
@@ -81,7 +81,7 @@ def run(
             source, name, setup, settings, rounds=rounds, bandwidth=stated, tell=remark if speaks else None
         )
     except Silent as silent:
-        raise typer.Exit(silent.exit_code) from None
+        end_silently(silent.exit_code)
     if not speaks:
         return
     write_measured(out, found, force=force)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenload.cli._shared import JsonFlag, remark, say, say_json, warn
+from evenload.cli._shared import JsonFlag, end_silently, remark, say, say_json, warn
 from evenload.cli.flags import Flags, with_flags
 from evenload.cli.inputs import profile_beside, read_inputs, read_layout, read_policy, read_setup
 from evenload.cli.traced import function_named
@@ -98,14 +98,14 @@ def run(
         step_time, doubts = _step_time(profile, plan, model, chosen, run_settings)
     except EvenloadError:
         if os.environ.get("LOCAL_RANK", "0") != "0":  # one voice on every machine, which may have files of its own
-            raise typer.Exit(WRONG_INPUT) from None
+            end_silently(WRONG_INPUT)
         raise
     if speaks:
         warn((*notices, *doubts))
     try:
         ended = train(model, chosen, run_settings, step_time=step_time, say=remark if json else say)
     except Silent as silent:
-        raise typer.Exit(silent.exit_code) from None
+        end_silently(silent.exit_code)
     if speaks:
         _tell(ended, json=json)
     if ended.signal == signal.SIGINT:
