@@ -4,7 +4,7 @@ from evenload.plan.operators import Graph, Operator, Value
 from evenload.plan.policy import LayerPolicy
 from evenload.profile.measured import Conditions, KindTimes, Measured, Spread, Timed, digest_of
 from evenload.profile.profile import Segment
-from evenload.profile.traced import FIRST, LAST, Held, StepMemory, TracedModel
+from evenload.profile.traced import FIRST, LAST, Held, LayerMemory, StepMemory, TracedModel
 from evenload.setup import Setup
 
 SETUP = Setup(micro_batch=2, seq=64, dtype="fp32")
@@ -46,7 +46,14 @@ def measured(**changes):
         path="model.layers",
         kinds=("Block", "Wide", "Block"),
         graphs={kind: graph("act") for kind in kinds},
-        memory={kind: (Segment(events=(300.0, -100.0)), Segment(events=(50.0, -250.0))) for kind in kinds},
+        memory={
+            kind: LayerMemory(
+                forward=Segment(events=(300.0, -100.0)),
+                backward=Segment(events=(50.0, -250.0)),
+                first_backward=Segment(events=(50.0, 40.0, -250.0)),
+            )
+            for kind in kinds
+        },
         held={kind: Held(count=10, parameters=40, gradients=40, optimizer=80) for kind in kinds},
         tied=Held(),
         step=StepMemory(resident=8, optimizer_transient=0, optimizer_loops=True, recomputes=False, accumulates=True),

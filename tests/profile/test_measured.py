@@ -35,8 +35,18 @@ def test_operators_that_were_not_measured_cost_their_share_of_the_forward():
 def test_memory_is_that_of_the_trace():
     found = measured()
     block = found.profile(SETUP).kind("Block")
-    assert block.cost(LayerPolicy()).forward == found.traced.memory["Block"][0]
+    plain = block.cost(LayerPolicy())
+    assert (plain.forward, plain.backward) == (
+        found.traced.memory["Block"].forward,
+        found.traced.memory["Block"].backward,
+    )
     assert block.parameters == 40
+
+
+def test_gradients_come_to_be_in_the_first_backward_whatever_is_recomputed():
+    block = measured().profile(SETUP).kind("Block")
+    for policy in (LayerPolicy(), LayerPolicy(full=True), LayerPolicy(select=(r"act\.silu",))):
+        assert block.cost(policy).born == block.gradients == 40
 
 
 def test_a_step_is_the_schedule_and_the_slowest_update_after_it():

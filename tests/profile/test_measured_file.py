@@ -42,7 +42,8 @@ def _changed(data, *keys, to):
 @pytest.mark.parametrize(
     ("keys", "value", "says"),
     [
-        (("evenload_profile",), 2, r"\$\.evenload_profile: this is version 2 .* reads 1"),
+        (("evenload_profile",), 3, r"\$\.evenload_profile: this is version 3 .* reads 2"),
+        (("evenload_profile",), 1, r"\$\.evenload_profile: this is version 1 .* reads 2"),
         (("evenload_profile",), True, "this is version true"),
         (("chunk", "forward", "median"), -1.0, r"\$\.chunk\.forward\.median"),
         (("chunk", "forward", "median"), "fast", r"expected.*\$\.chunk|\$\.chunk\.forward\.median"),

@@ -13,7 +13,7 @@ from evenload.errors import EvenloadError, shown
 from evenload.files import read_json, write_text
 from evenload.profile.measured import Measured
 
-VERSION: Final = 1
+VERSION: Final = 2
 _KEY: Final = "evenload_profile"
 _PATH: Final = re.compile(r"(.*?) - at `(\$.*)`", re.DOTALL)
 

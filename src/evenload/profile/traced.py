@@ -17,7 +17,7 @@ from evenload.errors import EvenloadError
 from evenload.plan.operators import Graph, Operator
 from evenload.plan.policy import LayerPolicy, Policy, Recompute
 from evenload.profile.buffers import SMALL_WORKSPACE, WORKSPACE, outside_parts, pipeline_buffers
-from evenload.profile.cost import graph_cost
+from evenload.profile.cost import Births, graph_cost
 from evenload.profile.formula import possible_choices
 from evenload.profile.hardware import Hardware, find_hardware, operator_time, transfer_time
 from evenload.profile.profile import Cost, LayerProfile, Profile, Segment
@@ -51,6 +51,21 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerMemory:
+    """What a part of the model does to memory in one micro-batch, without recomputation."""
+
+    forward: Segment
+    backward: Segment
+    first_backward: Segment | None = None
+    """The first backward of a step, with the gradients that come to be in it; as `Cost.first_backward`."""
+
+    @property
+    def born(self) -> float:
+        """Gradients that come to be in the first backward of a step."""
+        return 0.0 if self.first_backward is None else self.first_backward.net - self.backward.net
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepMemory:
     """What a step holds or does beside its layers."""
 
@@ -77,8 +92,8 @@ class TracedModel:
     """Kind of every layer."""
     graphs: Mapping[str, Graph]
     """Kind -> operators."""
-    memory: Mapping[str, tuple[Segment, Segment]]
-    """Kind -> memory of forward and of backward without recomputation."""
+    memory: Mapping[str, LayerMemory]
+    """Kind -> memory without recomputation."""
     held: Mapping[str, Held]
     """Kind -> what it holds."""
     tied: Held
@@ -161,6 +176,10 @@ class TracedModel:
         graph = self.graphs[kind]
         end = kind in {FIRST, LAST}
         held = self.held[kind] + (self.tied if kind == LAST and setup.pp > 1 else Held())
+        memory = self.memory[kind]
+        if kind == FIRST and setup.pp > 1:
+            memory = _with_own(memory, self.tied.gradients)
+        births = None if memory.first_backward is None else Births(gradients=memory.born, weight_gradients=0.0)
 
         @cache
         def times(operator: Operator) -> float:
@@ -168,17 +187,19 @@ class TracedModel:
 
         def computed(policy: LayerPolicy) -> Cost:
             weights = 1.0 if self.step.accumulates else 0.0
-            return graph_cost(graph, policy, times, mp_comm=switches.mp_comm, weight_gradients=weights)
+            own = graph_cost(graph, policy, times, mp_comm=switches.mp_comm, weight_gradients=weights, births=births)
+            return _bearing(own, memory.born)
 
         plain = computed(LayerPolicy())
 
         @lru_cache(maxsize=256)
         def cost(policy: LayerPolicy) -> Cost:
             own = computed(policy)
-            forward, backward = self.memory[kind]
             if policy.choice is Recompute.NONE:
-                return replace(own, forward=forward, backward=backward)
-            return _with_unseen(own, forward.net - plain.kept, again=policy.full)
+                return replace(
+                    own, forward=memory.forward, backward=memory.backward, first_backward=memory.first_backward
+                )
+            return _with_unseen(own, memory.forward.net - plain.kept, again=policy.full)
 
         return LayerProfile(
             kind=kind,
@@ -216,9 +237,29 @@ def _with_unseen(cost: Cost, unseen: float, *, again: bool) -> Cost:
 
     Where the whole layer runs again it is made again too; otherwise it stays.
     """
-    forward, backward = cost.forward.events, cost.backward.events
     if not unseen or (again and unseen < 0):
         return cost
-    if again:
-        return replace(cost, backward=Segment(events=(unseen, *backward, -unseen)))
-    return replace(cost, forward=Segment(events=(*forward, unseen)), backward=Segment(events=(*backward, -unseen)))
+    first = cost.first_backward
+    before = (unseen,) if again else ()
+
+    def ending(segment: Segment) -> Segment:
+        return Segment(events=(*before, *segment.events, -unseen))
+
+    forward = cost.forward if again else Segment(events=(*cost.forward.events, unseen))
+    return replace(
+        cost, forward=forward, backward=ending(cost.backward), first_backward=None if first is None else ending(first)
+    )
+
+
+def _bearing(cost: Cost, born: float) -> Cost:
+    """A cost with all gradients of a layer: those that its operators do not account for come last."""
+    if cost.first_backward is None or cost.born == born:
+        return cost
+    return replace(cost, first_backward=Segment(events=(*cost.first_backward.events, born - cost.born)))
+
+
+def _with_own(memory: LayerMemory, gradients: float) -> LayerMemory:
+    """Memory of a part whose stage has gradients of its own, which the traced process added to those of the end."""
+    if memory.first_backward is None or not gradients:
+        return memory
+    return replace(memory, first_backward=Segment(events=(*memory.first_backward.events, gradients)))

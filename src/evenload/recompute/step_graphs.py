@@ -7,7 +7,7 @@ made it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,7 +26,6 @@ from evenload.recompute.recording import Recorder
 from evenload.recompute.values import Recording
 from evenload.recompute.wrappers import tensors
 from evenload.record.pieces import below
-from evenload.record.training import Training
 
 _INPUT: Final = "input"
 
@@ -53,12 +52,12 @@ class StepGraphs:
         return (*into, self.layers[-1].by_name[self.layers[-1].output])
 
 
-def step_graphs(model: nn.Module, training: Training, path: str, count: int) -> StepGraphs:
-    """Record one step of a model without its optimizer.
+def step_graphs(model: nn.Module, step: Callable[[], object], path: str, count: int) -> StepGraphs:
+    """Record the forward of one step of a model.
 
     Args:
         model: the model, on fake tensors.
-        training: how it is trained.
+        step: runs forward and backward.
         path: module path of its list of layers.
         count: layers in the list.
 
@@ -73,7 +72,7 @@ def step_graphs(model: nn.Module, training: Training, path: str, count: int) -> 
         stack.enter_context(saved_tensors_hooks(recorder.save, _unpack))
         stack.enter_context(recorder.calls)
         stack.enter_context(recorder)
-        training.step(model, None)
+        step()
     recording = recorder.finished()
     return _Cutter(layer_graph(recording, hooks_only=False), recording, recorder.visits, path, count).cut()
 
@@ -131,7 +130,7 @@ class _StepRecorder(Recorder):
     ) -> Any:
         if self._recording is None and (graph_task() != NO_TASK or self.calls.current == "backward"):
             self._recording = self._finish_forward()
-        if self._recording is not None:
+        if self._recording is not None or func.namespace == "profiler":  # which an optimizer's `zero_grad` calls
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from evenload.ledger.ledger import ALIVE, Ledger
 from evenload.ledger.words import Category, MarkKind
 from evenload.plan.operators import Graph
 from evenload.plan.operators import Value as GraphValue
-from evenload.profile.traced import FIRST, LAST, Held, StepMemory, TracedModel
+from evenload.profile.traced import FIRST, LAST, Held, LayerMemory, StepMemory, TracedModel
 from evenload.recompute._torch_private import storage_key
 from evenload.recompute.step_graphs import StepGraphs, step_graphs
 from evenload.record.failures import explained
@@ -67,6 +68,7 @@ def trace_model(
         layers=len(structure.kinds),
         entering=[value.nbytes for value in passed],
         gradients=[value.nbytes if value.differentiable else 0 for value in passed],
+        shared={one.nbytes for one in structure.tensors if one.tied and one.trained},
     )
     positions = {kind: middle(structure.kinds, kind) + 1 for kind in dict.fromkeys(structure.kinds)}
     positions = {FIRST: 0, **positions, LAST: len(structure.kinds) + 1}
@@ -76,7 +78,7 @@ def trace_model(
         path=structure.path,
         kinds=structure.kinds,
         graphs={FIRST: structure.first, **structure.graphs, LAST: structure.last},
-        memory={kind: (segments.forward[at], segments.backward[at]) for kind, at in positions.items()},
+        memory={kind: _memory(segments, at) for kind, at in positions.items()},
         held={kind: _held(structure.tensors, states, at) for kind, at in positions.items()},
         tied=_held([one for one in structure.tensors if one.tied], states, 0),
         step=StepMemory(
@@ -145,7 +147,9 @@ def _recorded(place: Place, prepare: Prepare, layers: str | None, *, few: bool) 
         found = find_layers(model, layers)
         reduced = reduction(found.kinds if few else range(len(found)))
         with substituted_in_libraries(rehearsal.target), only(model, found, reduced.traced):
-            graphs = step_graphs(model, prepared.training, found.path, len(reduced.traced))
+            optimizer = prepared.optimizer(model) if prepared.training.own is not None else None
+            step = partial(prepared.training.step, model, optimizer)
+            graphs = step_graphs(model, step, found.path, len(reduced.traced))
         if any(_signature(graphs, one) != _signature(graphs, other) for one, other in reduced.twins):
             raise _UnlikeError
         kinds = _kinds(found, graphs, reduced)
@@ -238,6 +242,16 @@ def _held(tensors: Iterable[_Tensor], states: Mapping[str, int], part: int) -> H
         optimizer=round(
             sum(states.get(one.module, 0) * one.nbytes / trained[one.module] for one in mine if one.trained)
         ),
+    )
+
+
+def _memory(segments: StepSegments, part: int) -> LayerMemory:
+    """What a part does to memory."""
+    first = segments.first_backward
+    return LayerMemory(
+        forward=segments.forward[part],
+        backward=segments.backward[part],
+        first_backward=None if first is None else first[part],
     )
 
 

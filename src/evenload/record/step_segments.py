@@ -3,14 +3,16 @@
 The parts of a step are what comes before the repeated layers, every layer, and what comes after them. A part runs from
 its first allocation to that of the next part. What it makes is its own, by the rules of `evenload.profile.liveness`:
 the hidden state goes over to the next part, the gradient of its input to the one before; anything else that lives on
-while other parts run counts as long as its own part does.
+while other parts run counts as long as its own part does. Gradients of parameters are nobody's working memory: only the
+first backward of a step, which makes them, is cut with them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,12 +33,15 @@ _FEW = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StepSegments:
-    """One micro-batch of a step, in steady state: the last one of the last step."""
+    """One micro-batch of a step, in steady state: the last one of the last step; and its first backward."""
 
     forward: tuple[Segment, ...]
     """[part]: before the layers, every layer, after them."""
     backward: tuple[Segment, ...]
     """[part]: the same order; each ends at minus what forward left."""
+    first_backward: tuple[Segment, ...] | None
+    """[part]: the first backward of the step: each ends at the gradients that come to be in it minus what forward left.
+    None: they are there before it, or it is none of all layers."""
     resident: int
     """Bytes that are there all the time and are neither parameters nor what belongs to them: a batch, for one."""
     optimizer_transient: int
@@ -50,9 +55,15 @@ class StepSegments:
 
 
 def step_segments(
-    ledger: Ledger, path: str, *, layers: int, entering: Sequence[int], gradients: Sequence[int]
+    ledger: Ledger,
+    path: str,
+    *,
+    layers: int,
+    entering: Sequence[int],
+    gradients: Sequence[int],
+    shared: Collection[int] = (),
 ) -> StepSegments:
-    """Cut the last micro-batch of a ledger into parts.
+    """Cut the last micro-batch of a ledger into parts, and the first backward of the last step.
 
     Args:
         ledger: what was recorded, all layers included.
@@ -60,64 +71,75 @@ def step_segments(
         layers: how many there are.
         entering: bytes of what goes into every layer, and of what comes out of the last.
         gradients: bytes of their gradients; 0 where there is none.
+        shared: bytes of the gradients of parameters that are used both before the layers and after them.
 
     Raises:
         EvenloadError: nothing runs backward, or the layers do not run one after the other.
     """
-    times = _Times.of(ledger)
+    step = _Times.of_step(ledger)
+    times = step[-1]
     ledger = in_order(ledger)
     rows = ledger.allocations
-    windows = _Windows.of(ledger, path, times, layers)
     counted = ledger.on_device & ~np.isin(rows.category, _STATIC)
-    owned = _Owned(windows, len(entering) + 1)
-    for row in np.flatnonzero(counted & (rows.allocated >= times.forward) & (rows.allocated < times.end)).tolist():
-        owned.add(int(rows.allocated[row]), int(rows.freed[row]), int(rows.nbytes[row]))
-    forward, backward = owned.segments(entering, gradients)
+
+    def cut(times: _Times, born: NDArray[np.bool_]) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+        windows = _Windows.of(ledger, path, times, layers)
+        owned = _Owned(windows, len(entering) + 1)
+        inside = (rows.allocated >= times.forward) & (rows.allocated < times.end)
+        for row in np.flatnonzero((counted | born) & inside).tolist():
+            made, freed, nbytes = int(rows.allocated[row]), int(rows.freed[row]), int(rows.nbytes[row])
+            for life in windows.lives(_Life(made, freed, nbytes, bool(born[row])), shared, births=bool(born.any())):
+                owned.add(life)
+        return owned.segments(entering, gradients)
+
+    forward, backward = cut(times, np.zeros_like(counted))
+    try:
+        born = _born(ledger, step[0], times.end)
+        first = cut(step[0], born)[1] if born.any() else None
+    except EvenloadError:  # of another loss than that of the layers: when they are there is left open
+        first = None
     there = counted & (rows.allocated < times.forward) & (rows.freed > times.forward)
     transient, count = _optimizer(ledger, counted, times)
     return StepSegments(
         forward=forward,
         backward=backward,
+        first_backward=first,
         resident=int(rows.nbytes[there].sum()),
         optimizer_transient=transient,
         optimizer_loops=count <= _FEW,
-        accumulates=times.accumulates,
+        accumulates=len(step) > 1,
         recomputes=bool(np.any(rows.phase[rows.allocated >= times.backward] == Phase.RECOMPUTE.code)),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Times:
-    """Where the last micro-batch of the last step lies."""
+    """Where a micro-batch lies."""
 
     forward: int
     backward: int
     end: int
-    """Where the optimizer begins, or the recording ends."""
-    accumulates: bool
-    """Another backward came before in the same step."""
+    """Where the next one begins; of the last, where the optimizer begins, or the recording ends."""
 
     @classmethod
-    def of(cls, ledger: Ledger) -> _Times:
+    def of_step(cls, ledger: Ledger) -> list[_Times]:
+        """The micro-batches of the last step that runs backward, in order."""
         marks = sorted((mark.index, mark.value) for mark in ledger.marks if mark.kind is MarkKind.PHASE)
         steps = ledger.step_begins
         start = max((int(step) for step in steps if any(i >= step and v in _BACK for i, v in marks)), default=0)
         phases = [(index, value) for index, value in marks if index >= start]
-        runs = [i for i, (_, value) in enumerate(phases) if value in _BACK]
-        if not runs:
+        found: list[_Times] = []
+        forward = backward = start
+        for (_, before), (index, value) in pairwise([(start, -1), *phases, (ledger.end, -1)]):
+            if value in _BACK and before not in _BACK:
+                backward = index
+            if value not in _BACK and before in _BACK:
+                found.append(cls(forward=forward, backward=backward, end=index))
+                forward = index
+        if not found:
             raise EvenloadError("the step has no backward", fix="call backward() in the step function")
-        last = runs[-1]
-        first = last
-        while first > 0 and phases[first - 1][1] in _BACK:
-            first -= 1
-        earlier = [phases[i + 1][0] for i in runs if i + 1 < first]
-        after = [index for index, value in phases[last + 1 :] if value == Phase.OPTIMIZER.code]
-        return cls(
-            forward=max([start, *earlier]),
-            backward=phases[first][0],
-            end=min([*after, ledger.end]),
-            accumulates=bool(earlier),
-        )
+        optimizer = [index for index, value in phases if index >= forward and value == Phase.OPTIMIZER.code]
+        return [*found[:-1], replace(found[-1], end=min([*optimizer, ledger.end]))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +169,19 @@ class _Windows:
             backward=(times.backward, *back, before, times.end),
         )
 
+    def lives(self, life: _Life, shared: Collection[int], *, births: bool) -> tuple[_Life, ...]:
+        """What its parts hold of something: it is its maker's, unless it is the gradient of a shared parameter.
+
+        That of the end waits for that of the beginning, to be added to it. Where gradients come to be it is the end's,
+        which goes when the sum is there.
+        """
+        made_at_end = self.backward[0] <= life.made < self.backward[1]
+        if life.born or life.nbytes not in shared or not made_at_end or life.freed <= self.backward[-2]:
+            return (life,)
+        if not births:
+            return life, life._replace(made=self.backward[-2])
+        return life._replace(born=True), _Life(life.freed, ALIVE, -life.nbytes, born=True)
+
 
 class _Owned:
     """The memory of every part, as events at indexes."""
@@ -160,11 +195,11 @@ class _Owned:
         )
         """[forward or backward][position of the part's window]: what is made there."""
 
-    def add(self, made: int, freed: int, nbytes: int) -> None:
-        """Something that is made at an index and freed at another."""
-        back = made >= self._windows.backward[0]
+    def add(self, life: _Life) -> None:
+        """Something that is made within the windows."""
+        back = life.made >= self._windows.backward[0]
         starts = self._windows.backward if back else self._windows.forward
-        self._rows[back][bisect_right(starts, made, hi=len(starts) - 1) - 1].append(_Life(made, freed, nbytes))
+        self._rows[back][bisect_right(starts, life.made, hi=len(starts) - 1) - 1].append(life)
 
     def segments(
         self, entering: Sequence[int], gradients: Sequence[int]
@@ -195,7 +230,7 @@ class _Owned:
             # a tensor that was not made anew is passed through: it is there while the part runs
             happen += [_Event(begin, through), _Event(end, -through)] if through else []
             happen += [_Event(end, -out.nbytes)] if out is not None else []
-            stays = [life for life in mine if not back and life.freed >= self._windows.backward[0]]
+            stays = [life for life in mine if life.born or (not back and life.freed >= self._windows.backward[0])]
             happen += [_Event(min(max(life.freed, begin), end), -life.nbytes) for life in mine if life not in stays]
             events.append(happen)
             left.append(stays)
@@ -210,6 +245,8 @@ class _Life(NamedTuple):
     made: int
     freed: int
     nbytes: int
+    born: bool = False
+    """The gradient of a parameter: it stays until the optimizer has run, and is handed to nobody."""
 
 
 class _Event(NamedTuple):
@@ -219,7 +256,9 @@ class _Event(NamedTuple):
 
 def _handed(lives: Sequence[_Life], end: int, nbytes: int) -> _Life | None:
     """The last thing of a size that a part made and that outlives it: what it hands over."""
-    return next((life for life in reversed(lives) if nbytes and life.nbytes == nbytes and life.freed >= end), None)
+    return next(
+        (one for one in reversed(lives) if nbytes and one.nbytes == nbytes and one.freed >= end and not one.born), None
+    )
 
 
 def _segment(events: Sequence[_Event]) -> Segment:
@@ -244,6 +283,20 @@ def _after(allocated: NDArray[np.int64], owner: NDArray[np.int64], begin: int, e
     last = int(allocated[inside & (owner >= 0)].max(initial=begin))
     later = allocated[inside & (owner < 0) & (allocated > last)]
     return int(later.min(initial=end))
+
+
+def _born(ledger: Ledger, first: _Times, end: int) -> NDArray[np.bool_]:
+    """The gradients of parameters that come to be in the first backward of a step and are there when it ends.
+
+    None where others go while the forward before it runs (`zero_grad` after forward): those are there for longer.
+    """
+    rows = ledger.allocations
+    made = ledger.on_device & (rows.category == Category.GRADIENT.code)
+    ran = (rows.phase == Phase.FORWARD.code) & (rows.allocated >= first.forward) & (rows.allocated < first.backward)
+    begins = int(rows.allocated[ran].min(initial=first.backward))
+    if np.any(made & (rows.allocated < begins) & (rows.freed > begins) & (rows.freed <= first.backward)):
+        return np.zeros_like(made)
+    return made & (rows.allocated >= first.backward) & (rows.allocated < first.end) & (rows.freed >= end)
 
 
 def _optimizer(ledger: Ledger, counted: NDArray[np.bool_], times: _Times) -> tuple[int, int]:
