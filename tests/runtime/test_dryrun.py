@@ -57,12 +57,14 @@ def events(ledger):
 def test_the_ledger_of_a_real_rank_is_that_of_its_dry_run(both, name, recompute):
     for rank, results in enumerate(both("recorded")):
         real = decode(results[name, recompute])
-        dry = prepare_rank(pair.CONFIG, pair.plan_of(name, recompute), rank=rank, device="cpu")().ledger
-        held, predicted = peaks(real).held, peaks(dry).held
-        if name in ("tensor", "sequence"):  # gloo's thread lets go of a functional collective's input when it likes
-            assert predicted <= held <= 1.005 * predicted
+        run = prepare_rank(pair.CONFIG, pair.plan_of(name, recompute), rank=rank, device="cpu")()
+        dry = run.ledger
+        late = peaks(real).held - peaks(dry).held  # gloo's thread lets go of a collective's input when it likes
+        if name in ("tensor", "sequence"):
+            assert 0 <= late <= 0.005 * peaks(dry).held
         else:
-            assert held == predicted
+            scattered = [one.nbytes // one.count for one in alike(run.collectives) if one.name == "reduce_scatter"]
+            assert 0 <= late <= max(scattered, default=0)
         assert (dry.metadata.rank, dry.metadata.world) == (rank, 2)
         if name != "ddp":  # which deals its buckets anew after the first step
             assert events(real) == events(dry)

@@ -168,7 +168,8 @@ def _writing(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, CheckpointException) as error:
-        raise EvenloadError(f"cannot write the checkpoint: {_reason(error)}", where=str(path)) from error
+        fix = "make room there, or name another directory with --checkpoints"
+        raise EvenloadError(f"cannot write the checkpoint: {_reason(error)}", where=str(path), fix=fix) from error
 
 
 def _reason(error: BaseException) -> str:

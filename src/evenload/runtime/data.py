@@ -105,7 +105,9 @@ def _read(path: Path, vocabulary: int) -> NDArray[Any]:
             kind = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
             if (size := path.stat().st_size) % kind.itemsize or not size:
                 raise EvenloadError(
-                    f"the file has {size} bytes, which are no row of {kind.itemsize}-byte numbers", where=str(path)
+                    f"the file has {size} bytes, which are no row of {kind.itemsize}-byte numbers",
+                    where=str(path),
+                    fix="write the token numbers again; the file may be cut off",
                 )
             return np.memmap(path, dtype=kind, mode="r")
         if vocabulary < BYTES:
@@ -120,4 +122,5 @@ def _read(path: Path, vocabulary: int) -> NDArray[Any]:
     except (OSError, ValueError) as error:
         if isinstance(error, EvenloadError):
             raise
-        raise EvenloadError(f"cannot read the file: {error}", where=str(path)) from None
+        fix = "name a file that can be read, or a pattern such as 'texts/*.txt'"
+        raise EvenloadError(f"cannot read the file: {error}", where=str(path), fix=fix) from None
