@@ -1,5 +1,5 @@
 """`python -m evenload`."""
 
-from evenload.cli.main import main
+from evenload.cli.main import entry
 
-raise SystemExit(main())
+entry()

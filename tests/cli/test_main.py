@@ -127,3 +127,21 @@ def test_starting_imports_only_what_answering_needs():
         "sys.exit(any(name in sys.modules for name in ('numpy', 'networkx', 'highspy', 'rich.progress')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment()).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["train", "none.yaml"], 2), (["profile", "none", "--out", "x"], 2), (["--version"], 0)]
+)
+def test_one_of_many_processes_ends_with_its_code_and_all_its_words(tmp_path, words, code):
+    program = "import atexit, sys; atexit.register(print, 'shut down'); from evenload.cli.main import entry; entry()"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env={**environment(), "WORLD_SIZE": "2", "RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == code
+    assert ran.stderr.startswith("error: ") == (code != 0)
+    assert ("shut down" in ran.stdout) == (code == 0)

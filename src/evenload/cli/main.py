@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import typer
 
@@ -33,6 +34,8 @@ VERBS: Final[dict[str, str]] = {
 
 HANDS_ON: Final = frozenset({"track"})
 """Verbs that run something: the words after their first argument belong to that."""
+RANKED: Final = frozenset({"profile", "train"})
+"""Verbs that torchrun runs, one process a rank."""
 
 BROKEN_PIPE: Final = 141
 """Exit code when the reader of our output went away: what a program killed by SIGPIPE shows."""
@@ -74,6 +77,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: standard output: cannot write: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         code = WRONG_INPUT
     return code
+
+
+def entry() -> NoReturn:
+    """What the command runs: `main`, and the end of the process with its exit code.
+
+    One of several processes that train ends at once. A thread of gloo's that asks for the interpreter while that
+    shuts down is ended by force, before Python 3.14, and takes the process with it: "terminate called without an
+    active exception", and the exit code is lost (Python's C API, "Cautions regarding runtime finalization").
+    """
+    code = main()
+    if sys.argv[1:2] and sys.argv[1] in RANKED and os.environ.get("WORLD_SIZE", "1") != "1":
+        with suppress(OSError):  # main has said what there is to say of streams that cannot be written
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _open_closed_streams() -> None:
